@@ -1,0 +1,711 @@
+"""Heads on disk -> batches (head, face, has_face, identity, state); and the toy world, a stand-in with known truth.
+
+Reading order: one picture, its aligned face, a folder of heads, the split by identity, the sampler, the
+dataset, augmentation, the toy world. Implements the paper's weak supervision: frames of one short video
+segment share an appearance state.
+
+    PATH/<identity>/<segment>/<frame>.jpg      one folder a person, one a short segment = one appearance state
+    PATH/<identity>/<frame>.jpg                no segments: every picture its own state
+    PATH/landmarks.csv                         path,x1,y1,...,x5,y5 in pixels of the upright picture
+
+    python data.py --data PATH      # what is in a folder, and what was skipped and why
+    python data.py --toy DIR                            # write the toy world
+"""
+import argparse
+import colorsys
+import csv
+import hashlib
+import json
+import math
+import multiprocessing
+import os
+import re
+import struct
+import sys
+import unicodedata
+import zlib
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image, ImageDraw
+
+from model import square_pixels, upright_rgb
+
+LAYOUT = "PATH/<identity>/<segment>/<frame>.jpg or PATH/<identity>/<frame>.jpg"
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
+PICTURE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)
+
+# Where the five points belong in a 112x112 face, the picture's left one first in each pair (ArcFace's template).
+TEMPLATE = np.array([[38.2946, 51.6963], [73.5318, 51.5014], [56.0252, 71.7366], [41.5493, 92.3655], [70.7299, 92.2041]])
+TOY_WORLD = os.path.join("runs", "toy-world")
+LANDMARK_HEADER = ["path"] + [axis + str(i) for i in range(1, 6) for axis in "xy"]
+MAX_RESIDUAL = 10.0  # px in the 112x112 face; right points give 1 to 5, points in a wrong order 17 and more
+
+
+# ---------------------------------------------------------------- one picture
+
+def load_picture(path, *, short_side=0, scale=0.0):
+    """Picture file -> (PIL RGB upright, shrink).
+
+    A JPEG is decoded at 1/2, 1/4 or 1/8 of its size (Pillow's draft mode, much faster) where that leaves twice
+    what is needed: `short_side` pixels on the shorter side and `scale` of the original. Both 0: full size.
+    shrink <= 1 is what was done. Raises ValueError with the path where the file is no readable picture."""
+    try:
+        with Image.open(path) as image:
+            full = max(image.size)
+            enough = 2 * max(short_side / min(image.size), scale)
+            if 0 < enough < 1:
+                image.draft(None, tuple(math.ceil(side * enough) for side in image.size))
+            picture = upright_rgb(image)
+            return picture, max(picture.size) / full
+    except PICTURE_ERRORS as error:
+        raise ValueError(f"{path}: not a readable picture ({error})") from error
+
+
+# ---------------------------------------------------------------- its aligned face
+
+def face_transform(points):
+    """Least-squares similarity (Umeyama) from landmarks to the 112x112 template.
+
+    points (..., 5, 2) -> complex factor a (...), complex offset b (...), root-mean-square residual (...) in
+    template pixels. With points as complex numbers p, the similarity is a * p + b, and rotation and scale are
+    one linear regression. Equal or missing points give a NaN residual."""
+    p = points[..., 0] + 1j * points[..., 1]                  # (..., 5)
+    q = TEMPLATE[:, 0] + 1j * TEMPLATE[:, 1]                  # (5,)
+    centred = p - p.mean(-1, keepdims=True)
+    with np.errstate(all="ignore"):
+        a = (centred.conj() * (q - q.mean())).sum(-1) / (np.abs(centred) ** 2).sum(-1)
+        b = q.mean() - a * p.mean(-1)
+        residual = np.sqrt((np.abs(a[..., None] * p + b[..., None] - q) ** 2).mean(-1))
+    return a, b, residual
+
+
+def align_face(image, points, size=112):
+    """PIL picture and five landmarks (5, 2), x and y in its pixels -> aligned face (size, size), PIL.
+
+    One bilinear warp straight from the picture's own pixels, zero outside. Landmarks count pixel centres from 0;
+    order: left eye, right eye, nose, left and right mouth corner, as seen in the picture.
+    Raises ValueError for another shape, NaN, or points that do not look like a face in this order."""
+    points = np.asarray(points, dtype=np.float64)
+    if points.shape != (5, 2) or not np.isfinite(points).all():
+        raise ValueError(f"landmarks must be 5 finite points of x and y, shape (5, 2); got shape {points.shape}: {points.tolist()}")
+    a, b, residual = face_transform(points)
+    if not residual <= MAX_RESIDUAL:
+        raise ValueError(f"landmarks do not fit a face (residual {residual:.1f} of at most {MAX_RESIDUAL:.0f} px; order: left eye, "
+                         f"right eye, nose, left and right mouth corner as seen in the picture): {points.tolist()}")
+    return warp_face(image, a, b, size)
+
+
+def warp_face(image, a, b, size):
+    """The warp of align_face for a known similarity a * p + b to the template. Pillow wants the way back, and counts
+    from the corner of a pixel, half a pixel before its centre: face corner f -> picture corner c * f + d."""
+    half, c = 0.5 + 0.5j, 112 / size / a
+    d = half - (half + b) / a
+    coefficients = (c.real, -c.imag, d.real, c.imag, c.real, d.imag)
+    return image.transform((size, size), Image.Transform.AFFINE, coefficients, Image.Resampling.BILINEAR)
+
+
+def far_outside(points, size):
+    """Is a landmark farther outside a picture of `size` (width, height) than a quarter of its longer side?"""
+    low, high = points.min(axis=0), points.max(axis=0)
+    margin = max(size) / 4
+    return bool((low < -margin).any() or (high > np.array(size) + margin).any())
+
+
+# ---------------------------------------------------------------- a folder of heads
+
+@dataclass
+class HeadIndex:
+    """All pictures of a folder, in arrays of one entry a picture."""
+    root: str
+    faces: str | None              # folder of aligned faces under the same relative paths, instead of landmarks
+    names: list                    # identity number -> folder name
+    paths: np.ndarray              # (N,) bytes: UTF-8, relative to root, "/" between parts
+    identity: np.ndarray           # (N,) int64
+    state: np.ndarray              # (N,) int64, numbered through all identities
+    similarity: np.ndarray         # (N, 2) complex: a, b of face_transform; unused without a face
+    has_face: np.ndarray           # (N,) bool
+    notes: list                    # what was skipped and why, a line each
+
+    def path(self, row):
+        return os.fsdecode(self.paths[row])
+
+    def summary(self):
+        return (f"{self.root}: {len(self.names)} identities, {len(np.unique(self.state))} appearance states, {len(self.paths)} pictures\n"
+                f"faces: {int(self.has_face.sum())} of {len(self.paths)} pictures")
+
+
+def scan_heads(root, *, faces=None, segment_frames=0, segment_gap=0):
+    """Folder of heads -> HeadIndex, ordered by name.
+
+    segment_frames N > 0 cuts each folder of numbered frames into windows of N frame numbers, each its own
+    state; segment_gap M drops M numbers between windows, so that neighbours that look alike are not called
+    different (our reading). Raises ValueError where no picture stands where the layout wants it."""
+    if segment_frames < 0 or segment_gap < 0 or (segment_gap and not segment_frames):
+        raise ValueError(f"--segment-frames and --segment-gap must be >= 0, and a gap needs frames; got {segment_frames} and {segment_gap}")
+    if not os.path.isdir(root):
+        raise ValueError(f"{root}: {'a file' if os.path.exists(root) else 'no such folder'}; expected a folder laid out as {LAYOUT}")
+    identities, stray = list_folder(root)
+    names, found, empty, deep = [], [], [], []       # found: (relative path, identity, state key)
+    for name in identities:
+        segments, pictures = list_folder(os.path.join(root, name))
+        frames = [(f"{name}/{picture}", picture) for picture in pictures]
+        for segment in segments:
+            below, pictures = list_folder(os.path.join(root, name, segment))
+            deep += [f"{name}/{segment}/{folder}" for folder in below]
+            empty += [] if pictures or below else [f"{name}/{segment}"]
+            frames += [(f"{name}/{segment}/{picture}", segment + "/") for picture in pictures]
+        if frames:
+            found += [(path, len(names), key) for path, key in frames]
+            names.append(name)
+        elif not segments:
+            empty.append(name)
+    if not found:
+        raise ValueError(f"{root}: no pictures laid out as {LAYOUT}; found {len(stray)} pictures directly in the folder, "
+                         f"{len(identities)} folders in it, {len(deep)} folders below the segments")
+    notes = [note(stray, "pictures outside an identity folder"), note(empty, "empty folders"), note(deep, "folders below a segment")]
+    if segment_frames:
+        found, dropped = cut_segments(found, segment_frames, segment_gap)
+        notes.append(note(dropped, "frames in the gaps between segments"))
+    keys = {}
+    state = [keys.setdefault((identity, key), len(keys)) for _, identity, key in found]
+    index = HeadIndex(root, faces, names, np.array([os.fsencode(path) for path, _, _ in found]),
+                      np.array([identity for _, identity, _ in found]), np.array(state),
+                      np.zeros((len(found), 2), complex), np.zeros(len(found), bool), [line for line in notes if line])
+    add_faces(index)
+    return index
+
+
+def list_folder(path):
+    """Names of (sub-folders, pictures) in a folder, sorted; what systems and tools leave behind is ignored."""
+    folders, pictures = [], []
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if entry.name.startswith((".", "__MACOSX", "@eaDir")):
+                continue
+            if entry.is_dir():
+                folders.append(entry.name)
+            elif entry.name.lower().endswith(EXTENSIONS):
+                pictures.append(entry.name)
+    return sorted(folders), sorted(pictures)
+
+
+def note(items, what):
+    return f"skipped: {len(items)} {what} (first: {items[0]})" if items else ""
+
+
+def cut_segments(found, frames, gap):
+    """Replace the state key of each (path, identity, key) by its window of frame numbers; -> (kept, dropped paths)."""
+    numbers = [re.search(r"(\d+)\D*$", os.path.splitext(os.path.basename(path))[0]) for path, _, _ in found]
+    for number, (path, _, _) in zip(numbers, found):
+        if number is None:
+            raise ValueError(f"{path}: --segment-frames needs frame numbers in the file names")
+    numbers = [int(number.group(1)) for number in numbers]
+    start = min(1, min(numbers))  # frames are counted from 0, or from 1 where no file is numbered 0
+    kept, dropped = [], []
+    for number, (path, identity, _) in zip(numbers, found):
+        window, place = divmod(number - start, frames + gap)
+        if place < frames:
+            kept.append((path, identity, (os.path.dirname(path), window)))
+        else:
+            dropped.append(path)
+    return kept, dropped
+
+
+def add_faces(index):
+    """Fill points and has_face of an index from its --faces folder or its landmarks.csv; note what does not fit."""
+    if index.faces is not None:
+        if not os.path.isdir(index.faces):
+            raise ValueError(f"--faces {index.faces}: no such folder")
+        index.has_face[:] = [os.path.isfile(os.path.join(index.faces, index.path(row))) for row in range(len(index.paths))]
+        return
+    file = os.path.join(index.root, "landmarks.csv")
+    if not os.path.isfile(file):
+        return
+    rows = {normal(index.path(row)): row for row in range(len(index.paths))}
+    points, unknown, missing, outside = np.full((len(rows), 5, 2), np.nan), [], [], []
+    for path, numbers in read_landmarks(file):
+        row = rows.get(normal(path))
+        if row is None:
+            unknown.append(path)
+        elif np.isnan(numbers).any():
+            missing.append(path)
+        else:
+            points[row] = numbers
+    a, b, residual = face_transform(points)
+    index.has_face[:] = residual <= MAX_RESIDUAL
+    misfit = [index.path(row) for row in np.flatnonzero(np.isfinite(points).all(axis=(1, 2)) & ~index.has_face)]
+    for row in np.flatnonzero(index.has_face):
+        try:
+            with Image.open(os.path.join(index.root, index.path(row))) as image:  # reads the header only
+                turned = image.getexif().get(0x0112, 1) >= 5                      # EXIF: width and height change places
+                size = image.size[::-1] if turned else image.size
+        except PICTURE_ERRORS:
+            continue  # the picture itself is named where it is read
+        if far_outside(points[row], size):
+            index.has_face[row] = False
+            outside.append(index.path(row))
+    index.similarity[:] = np.where(index.has_face[:, None], np.stack([a, b], axis=1), 0)
+    index.notes += [line.replace("skipped:", "no face:") for line in (
+        note(missing, "landmark rows with missing numbers"), note(outside, "pictures whose landmarks lie outside"),
+        note(misfit, f"pictures whose landmarks do not fit a face: wrong order, or residual above {MAX_RESIDUAL:.0f} px"),
+        note(unknown, "landmark rows that name no picture")) if line]
+
+
+def read_landmarks(file):
+    """Yield (path, (5, 2) array) of each row of a landmarks.csv; an empty field is NaN."""
+    with open(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
+        table = csv.reader(lines)
+        first = [name.strip().lower() for name in next(table, [])]
+        if first != LANDMARK_HEADER:
+            raise ValueError(f"{file}: the first line must be {','.join(LANDMARK_HEADER)}; found {','.join(first) or 'nothing'}")
+        for fields in table:
+            if not fields:
+                continue
+            try:
+                numbers = np.array([float(value) if value.strip() else np.nan for value in fields[1:]]).reshape(5, 2)
+            except ValueError as error:
+                raise ValueError(f"{file}, line {table.line_num}: expected a path and 10 numbers, shape (5, 2); "
+                                 f"got {len(fields) - 1} fields: {','.join(fields[1:])}") from error
+            yield fields[0], numbers
+
+
+def normal(path):
+    """One spelling for a relative path: "/" between parts, composed letters (macOS writes them decomposed)."""
+    return unicodedata.normalize("NFC", path.replace("\\", "/").removeprefix("./"))
+
+
+# ---------------------------------------------------------------- the split by identity
+
+def split_identities(names, held_out=0.25):
+    """Identity names -> (len(names),) bool array, True = held out for evaluation.
+
+    A hash of the name decides, so that adding a person moves nobody else. Where the hash holds out fewer than
+    two of four or more, the two with the smallest hash are held out, since one person makes no impostor pair."""
+    hashes = np.array([int.from_bytes(hashlib.sha256(os.fsencode(normal(name))).digest()[:4], "big") / 2 ** 32 for name in names])
+    out = hashes < held_out
+    if held_out > 0 and out.sum() < 2 and len(names) >= 4:
+        out = np.isin(np.arange(len(names)), np.argsort(hashes)[:2])
+    return out
+
+
+# ---------------------------------------------------------------- the sampler: P identities x S states x K frames
+
+class IdentitySampler:
+    """Batches of row numbers: P distinct identities, S states of each, K frames of each state.
+
+    rows, identity, state: (N,) arrays. An identity with fewer states gets more frames of those it has; a picture
+    is repeated in a batch only where its identity has fewer than S * K. All batches and epochs are equally
+    long; set_epoch(e) shuffles anew. len() = steps, by default as many batches as the pictures fill, at least 1."""
+
+    def __init__(self, rows, identity, state, *, P, S, K, seed=0, steps=None):
+        if len(rows) == 0 or min(P, S, K) < 1:
+            raise ValueError(f"a batch needs pictures and P, S, K >= 1; got {len(rows)} pictures, P {P}, S {S}, K {K}")
+        order = np.lexsort((rows, state, identity))
+        rows, identity, state = rows[order], identity[order], state[order]
+        starts = np.flatnonzero(np.diff(state, prepend=-1))
+        self.frames = np.split(rows, starts[1:])                             # state -> its rows
+        people = np.flatnonzero(np.diff(identity[starts])) + 1
+        self.states = np.split(np.arange(len(starts)), people)               # identity -> its states
+        self.P, self.S, self.K, self.seed, self.epoch = min(P, len(self.states)), S, K, seed, 0
+        self.steps = steps or max(1, len(rows) // (self.P * S * K))
+        self.notices = []
+        if self.P < P:
+            self.notices.append(f"only {self.P} training identities: batches of {self.P * S * K} pictures instead of {P * S * K}")
+        small = sum(1 for states in self.states if sum(len(self.frames[s]) for s in states) < S * K)
+        if small:
+            self.notices.append(f"{small} training identities have fewer than {S * K} pictures: theirs repeat within a batch")
+
+    def __len__(self):
+        return self.steps
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        rng = np.random.default_rng([self.seed, self.epoch])
+        queue = []
+        for _ in range(self.steps):
+            if len(queue) < self.P:  # next round; who is left of this one comes first, nobody twice in a batch
+                queue += [person for person in rng.permutation(len(self.states)).tolist() if person not in queue]
+            people, queue = queue[:self.P], queue[self.P:]
+            yield [row for person in people for row in self.draw(rng, self.states[person])]
+
+    def draw(self, rng, states):
+        """S * K rows of one identity: K of each of S of its states, then whatever else it has, then repeats."""
+        states, wanted = rng.permutation(states), self.S * self.K
+        piles = [rng.permutation(self.frames[state]) for state in states[:self.S]]
+        drawn = np.concatenate([pile[:self.K] for pile in piles])
+        if len(drawn) < wanted:
+            rest = [pile[self.K:] for pile in piles] + [self.frames[state] for state in states[self.S:]]
+            drawn = np.resize(np.concatenate([drawn, *rest]), wanted)
+        return drawn.tolist()
+
+
+# ---------------------------------------------------------------- the dataset
+
+class Batch(NamedTuple):
+    row: torch.Tensor       # (B,) int64, place in the index
+    head: torch.Tensor      # (B, 3, S, S) uint8
+    face: torch.Tensor      # (B, 3, F, F) uint8, aligned; black where there is none
+    has_face: torch.Tensor  # (B,) bool
+    identity: torch.Tensor  # (B,) int64
+    state: torch.Tensor     # (B,) int64
+    unreadable: list        # messages of the pictures that were left out
+
+
+class HeadDataset(torch.utils.data.Dataset):
+    """index[row] -> (row, head, face, has_face, identity, state), one decode a picture; picklable.
+
+    head_size, face_size: sides in pixels; 0 leaves that picture out (0 x 0 pixels). An unreadable picture
+    becomes its error message, which `collate` sets apart."""
+
+    def __init__(self, index, *, head_size, face_size):
+        self.index, self.head_size, self.face_size = index, head_size, face_size
+
+    def __len__(self):
+        return len(self.index.paths)
+
+    def __getitem__(self, row):
+        index, head_size, face_size = self.index, self.head_size, self.face_size
+        head, face = (torch.zeros(3, size, size, dtype=torch.uint8) for size in (head_size, face_size))
+        has_face = bool(index.has_face[row]) and face_size > 0
+        try:
+            if head_size or (has_face and index.faces is None):
+                a, b = index.similarity[row]                                    # 0, 0 without a face
+                scale = abs(a) * face_size / 112
+                picture, shrink = load_picture(os.path.join(index.root, index.path(row)), short_side=head_size, scale=scale)
+            if head_size:
+                head = square_pixels(picture, head_size)
+            if has_face and index.faces is None:
+                b = b + a * (0.5 + 0.5j) * (1 / shrink - 1)                     # the centre of the shrunken first pixel
+                face = square_pixels(warp_face(picture, a / shrink, b, face_size), face_size)
+            elif has_face:
+                face = square_pixels(load_picture(os.path.join(index.faces, index.path(row)))[0], face_size)
+        except ValueError as error:
+            return str(error)
+        return row, head, face, has_face, int(index.identity[row]), int(index.state[row])
+
+
+def collate(samples):
+    """Samples of a HeadDataset -> Batch without the unreadable ones; their messages in Batch.unreadable."""
+    good = [sample for sample in samples if not isinstance(sample, str)]
+    row, head, face, has_face, identity, state = zip(*good) if good else [()] * 6
+    stack = lambda pictures: torch.stack(pictures) if pictures else torch.zeros(0, 3, 0, 0, dtype=torch.uint8)
+    return Batch(torch.tensor(row, dtype=torch.int64), stack(head), stack(face), torch.tensor(has_face, dtype=torch.bool),
+                 torch.tensor(identity, dtype=torch.int64), torch.tensor(state, dtype=torch.int64),
+                 [sample for sample in samples if isinstance(sample, str)])
+
+
+def loader(dataset, batches, workers):
+    """DataLoader over batches of row numbers (an IdentitySampler, or a list of lists)."""
+    return torch.utils.data.DataLoader(dataset, batch_sampler=batches, num_workers=workers, collate_fn=collate,
+                                       persistent_workers=workers > 0, pin_memory=torch.cuda.is_available())
+
+
+# ---------------------------------------------------------------- augmentation: what must not matter
+
+def augment(images, *, degrees=8.0, zoom=0.1, shift=0.06, light=0.25):
+    """Float pictures (B, 3, S, S) in [-1, 1] -> the same, each moved and lit at random, on its own device.
+
+    Flip, rotation (degrees), zoom and shift (shares of the side) and light (share of the brightness and
+    contrast); what moves in at the border has one random colour, like another background. No hue change: hair
+    and clothes keep their colour, since that is appearance and not nuisance."""
+    B = len(images)
+
+    def random(*shape):
+        return torch.rand(B, *shape, device=images.device) * 2 - 1             # in [-1, 1)
+
+    angle, size = random() * math.radians(degrees), 1 + zoom * random()
+    flip = torch.sign(random())
+    cos, sin, (x, y) = size * angle.cos(), size * angle.sin(), 2 * shift * random(2).T
+    theta = torch.stack([cos * flip, -sin, x, sin * flip, cos, y], dim=1).view(B, 2, 3)
+    grid = F.affine_grid(theta, list(images.shape), align_corners=False)      # (B, S, S, 2)
+    border = random(3, 1, 1)
+    moved = F.grid_sample(images - border, grid, align_corners=False) + border
+    brightness, contrast = light * random(1, 1, 1), 1 + light * random(1, 1, 1)
+    return (moved * contrast + brightness).clamp(-1, 1)
+
+
+# ---------------------------------------------------------------- the toy world: drawn heads with known truth
+
+# name -> range of a uniform number. A person, a look (appearance state) and a frame are one draw each.
+# Lengths are in half head heights, angles in degrees, colours in [0, 1].
+PERSON = dict(face_width=(0.62, 0.95), jaw=(0.0, 0.55), eye_gap=(0.22, 0.44), eye_size=(0.09, 0.18), eye_open=(0.5, 1.0), eye_y=(-0.2, 0.08),
+              eye_slant=(-22, 22), iris=(0.0, 1.0), brow_gap=(0.15, 0.32), brow_width=(0.03, 0.1), brow_slant=(-25, 25), brow_dark=(0.0, 1.0),
+              nose_length=(0.16, 0.42), nose_width=(0.05, 0.18), mouth_y=(0.48, 0.68), mouth_width=(0.14, 0.38), lips=(0.03, 0.11),
+              lip_red=(0.0, 1.0), cheeks=(0.0, 1.0), skin=(0.0, 1.0), skin_red=(0.0, 1.0), ears=(0.08, 0.24), neck=(0.3, 0.55),
+              mole=(0.03, 0.09), mole_x=(-0.5, 0.5), mole_y=(-0.45, 0.75))
+LOOK = dict(hair_style=(0, 6), hair_hue=(0.0, 0.14), hair_dye=(0.0, 1.0), hair_light=(0.08, 0.95), hair_line=(-0.8, -0.5),
+            hat=(0, 6), hat_hue=(0.0, 1.0), glasses=(0, 12), glasses_tint=(0.0, 1.0), beard=(0, 12),
+            clothes_hue=(0.0, 1.0), clothes_light=(0.2, 1.0), collar=(0, 3))
+FRAME = dict(yaw=(-25, 25), roll=(-12, 12), scale=(0.86, 1.14), x=(-0.06, 0.06), y=(-0.04, 0.04), light=(0.7, 1.2),
+             side_light=(-0.25, 0.25), warmth=(-0.05, 0.05), background_hue=(0.0, 1.0), background_light=(0.1, 1.0),
+             background_shape=(0.0, 1.0), noise=(0.0, 3.0), mouth_open=(0.0, 1.0), rear=(0.0, 1.0))
+REAR = 0.96  # frames with rear >= REAR show the back of the head: no face, no landmarks
+WHOLE = {"hair_style", "hat", "glasses", "beard", "collar"}  # whole numbers: which kind
+
+
+def draw_from(ranges, rng):
+    """One setting of PERSON, LOOK or FRAME."""
+    return {name: (int(rng.integers(*r)) if name in WHOLE else float(rng.uniform(*r))) for name, r in ranges.items()}
+
+
+def hsv(hue, saturation, value):
+    return tuple(round(255 * channel) for channel in colorsys.hsv_to_rgb(hue % 1, saturation, min(value, 1)))
+
+
+class Pen:
+    """Draws on a head as it is turned, tilted, scaled and shifted. x and y in half head heights from the middle of
+    the head, y down; depth toward the viewer, by default that of the head's surface."""
+
+    def __init__(self, canvas, h):
+        self.draw, side = ImageDraw.Draw(canvas), canvas.width
+        self.unit, self.middle = 0.34 * side * h.scale, (side * (0.5 + h.x), side * (0.46 + h.y))
+        self.yaw, self.roll = math.radians(h.yaw), math.radians(h.roll)
+
+    def place(self, x, y, depth=None):
+        if depth is None:
+            depth = 0.8 * np.sqrt(np.maximum(0, 1 - (x / 0.95) ** 2 - (y / 1.1) ** 2))
+        x = x * math.cos(self.yaw) + depth * math.sin(self.yaw)
+        return (self.middle[0] + self.unit * (x * math.cos(self.roll) - y * math.sin(self.roll)),
+                self.middle[1] + self.unit * (x * math.sin(self.roll) + y * math.cos(self.roll)))
+
+    def shape(self, x, y, colour, depth=None, line=0.0):
+        """A filled polygon, or with `line` its outline of that width."""
+        x, y = self.place(np.asarray(x, dtype=float), np.asarray(y, dtype=float), depth)
+        corners = np.stack([x, y], axis=1).ravel().tolist()
+        if line:
+            self.draw.line(corners, fill=colour, width=max(1, round(line * self.unit)))
+        else:
+            self.draw.polygon(corners, fill=colour)
+
+    def ellipse(self, x, y, rx, ry, colour, slant=0.0, depth=None, arc=(0, 360), line=0.0):
+        t, slant = np.radians(np.linspace(*arc, 21)), math.radians(slant)
+        dx, dy = rx * np.cos(t), ry * np.sin(t)
+        self.shape(x + dx * math.cos(slant) - dy * math.sin(slant), y + dx * math.sin(slant) + dy * math.cos(slant), colour, depth, line)
+
+
+def draw_head(head, size=64):
+    """A setting of PERSON, LOOK and FRAME in one dict -> (PIL RGB picture, landmarks (5, 2) or None for a rear view)."""
+    h, rear = SimpleNamespace(**head), head["rear"] >= REAR
+    canvas = Image.new("RGB", (2 * size, 2 * size), hsv(h.background_hue, 0.4, h.background_light))  # reduced at the end
+    pen, x = Pen(canvas, h), h.background_shape * 2 * size
+    pen.draw.ellipse((x - size / 2, size / 10, x + size / 2, 1.6 * size), fill=hsv(h.background_hue + 0.4, 0.3, 0.3 + h.background_shape / 2))
+    skin = np.array([92, 56, 38]) * (1 - h.skin) + np.array([255, 222, 196]) * h.skin + np.array([20, -14, -14]) * (h.skin_red - 0.5)
+    skin, shade = (tuple(np.clip(skin * part, 0, 255).astype(int).tolist()) for part in (1, 0.8))
+    dyed = h.hair_dye > 0.75
+    hair = hsv(4 * h.hair_dye, 0.7, 0.4 + h.hair_light / 2) if dyed else hsv(h.hair_hue, 0.6, h.hair_light)
+    draw_body(pen, h, skin, shade, hair)
+    if not rear:
+        draw_face(pen, h, skin, shade, hair)
+    draw_top(pen, h, hair, rear)
+    points = [(-h.eye_gap, h.eye_y), (h.eye_gap, h.eye_y), (0, h.eye_y + h.nose_length), (-h.mouth_width, h.mouth_y), (h.mouth_width, h.mouth_y)]
+    points = None if rear else np.array([pen.place(x, y) for x, y in points]) / 2 - 0.5
+    return light_up(canvas.reduce(2), h, zlib.crc32(repr(sorted(head.items())).encode())), points
+
+
+def draw_body(pen, h, skin, shade, hair):
+    if h.hair_style in (3, 5):              # long hair falls behind the neck
+        pen.ellipse(0, 0.35, h.face_width + 0.22, 1.25, hair, depth=-0.1)
+    pen.shape([-h.neck, h.neck, h.neck, -h.neck], [0.5, 0.5, 1.6, 1.6], shade, depth=0.0)
+    pen.ellipse(0, 2.15, 1.55, 1.05, hsv(h.clothes_hue, 0.75, h.clothes_light), depth=0.0)
+    if h.collar:
+        pen.ellipse(0, 1.22, h.neck + 0.12, 0.18, hsv(h.clothes_hue + 0.5, 0.6, h.clothes_light), depth=0.0)
+    for side in (-1, 1):
+        pen.ellipse(side * h.face_width, 0.02, h.ears * 0.7, h.ears * 1.3, shade, depth=0.0)
+    t = np.radians(np.linspace(0, 360, 37))
+    pen.shape(h.face_width * np.cos(t) * (1 - h.jaw * np.maximum(0, np.sin(t)) ** 2), np.sin(t), skin, depth=0.0)
+
+
+def draw_face(pen, h, skin, shade, hair):
+    if h.beard in (1, 2):                   # full beard, goatee
+        pen.ellipse(0, 0.62, h.face_width * (1 - h.jaw / 2) * (0.8 if h.beard == 1 else 0.35), 0.36, hair)
+    if h.beard in (1, 3):                   # moustache
+        pen.ellipse(0, h.mouth_y - h.lips - 0.07, h.mouth_width, 0.06, hair)
+    blush = tuple(int(c + h.cheeks * (red - c) / 2) for c, red in zip(skin, (230, 80, 80)))
+    for side in (-1, 1):
+        x, y, r = side * h.eye_gap, h.eye_y, h.eye_size
+        pen.ellipse(side * 0.5 * h.face_width, 0.32, 0.17, 0.13, blush)
+        pen.ellipse(x, y, r * 1.3, r * h.eye_open, (250, 250, 250), slant=side * h.eye_slant)
+        pen.ellipse(x, y, r * 0.65, r * min(0.75, h.eye_open), hsv(0.05 + h.iris * 0.6, 0.7, 0.65))
+        pen.ellipse(x, y, r * 0.28, r * 0.32, (10, 10, 10))
+        pen.ellipse(x, y - h.brow_gap, r * 1.5, h.brow_width, hsv(0.06, 0.6, 0.75 - 0.65 * h.brow_dark), slant=side * h.brow_slant)
+    tip = h.eye_y + h.nose_length
+    pen.shape([-0.03, 0.03, h.nose_width, -h.nose_width], [h.eye_y, h.eye_y, tip, tip], shade)
+    pen.ellipse(0, tip, h.nose_width, 0.05, shade)
+    pen.ellipse(0, h.mouth_y, h.mouth_width, h.lips + 0.08 * h.mouth_open, hsv(0.98, 0.35 + 0.4 * h.lip_red, 0.8 - 0.35 * h.lip_red))
+    pen.ellipse(0, h.mouth_y, h.mouth_width * 0.8, 0.01 + 0.08 * h.mouth_open, (60, 10, 20))
+    pen.ellipse(h.mole_x, h.mole_y, h.mole, h.mole, (50, 28, 22))
+    if h.glasses in (1, 2, 3):              # round, wide, dark
+        frame, r = hsv(h.glasses_tint, 0.8, 0.5), h.eye_size * 1.25 + 0.08
+        for x in (-h.eye_gap, h.eye_gap):
+            pen.ellipse(x, h.eye_y, r * (1.25 if h.glasses == 2 else 1), r, frame, line=0.0 if h.glasses == 3 else 0.08)
+        pen.shape([r - h.eye_gap, h.eye_gap - r], [h.eye_y, h.eye_y], frame, line=0.08)
+
+
+def draw_top(pen, h, hair, rear):
+    width, line = h.face_width, -0.2 if rear else h.hair_line
+    t = np.radians(np.linspace(180, 360, 19))
+    if rear and h.hair_style:
+        pen.ellipse(0, *((0.3, width + 0.12, 1.35) if h.hair_style in (3, 5) else (-0.12, width + 0.12, 0.95)), hair, depth=0.0)
+    if h.hair_style == 4:                   # a round mop
+        pen.ellipse(0, -0.75, width + 0.35, 0.62, hair, depth=0.0, arc=(170, 370))
+    if h.hair_style == 5:                   # a bun
+        pen.ellipse(0, -1.2, 0.32, 0.28, hair, depth=0.0)
+    if h.hair_style:                        # 0 is bald
+        pen.shape([-width - 0.05, *(1.05 * width * np.cos(t)), width + 0.05, 0.35 * width, -0.35 * width],
+                  [line / 2, *(1.1 * np.sin(t)), line / 2, line, line], hair, depth=0.0)
+    if h.hair_style == 2 and not rear:      # a fringe to one side
+        pen.shape([-width, -0.1, width * 0.8, 0.3], [-0.75, -0.98, -0.4, -0.2 + line / 3], hair)
+    if h.hat in (1, 2):                     # cap, beanie
+        colour, cap = hsv(h.hat_hue, 0.85, 0.75), h.hat == 1
+        pen.ellipse(0, h.hair_line, width + 0.1, 0.75, colour, depth=0.0, arc=(180, 360))
+        pen.ellipse(0, h.hair_line, width + (0.22 if cap else 0.1), 0.1, tuple(c * 3 // 4 for c in colour), depth=0.3 if cap and not rear else 0.0)
+
+
+def light_up(picture, h, seed):
+    """Brightness, a light from one side, warmth and noise: what must not matter."""
+    pixels = np.asarray(picture, dtype=np.float32)                                   # (H, W, 3)
+    ramp = h.light + h.side_light * np.linspace(-1, 1, pixels.shape[1], dtype=np.float32)
+    pixels = pixels * ramp[:, None] * np.array([1 + h.warmth, 1, 1 - h.warmth], dtype=np.float32)
+    pixels += h.noise * np.random.default_rng(seed).standard_normal((*pixels.shape[:2], 1), dtype=np.float32)
+    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+
+
+def attributes(head):
+    """The binary attributes of a head: some belong to a person, some to a look, some to a frame."""
+    h = SimpleNamespace(**head)
+    return dict(wide_face=h.face_width > 0.785, pale_skin=h.skin > 0.5, big_eyes=h.eye_size > 0.135, hat=h.hat in (1, 2), glasses=h.glasses in (1, 2, 3),
+                beard=h.beard in (1, 2, 3), long_hair=h.hair_style in (3, 5), light_hair=h.hair_light > 0.5, facing_right=h.yaw > 0,
+                bright=h.light > 0.95, mouth_open=h.mouth_open > 0.5, rear=h.rear >= REAR)
+
+
+def draw_person(job):
+    """Write the pictures of one toy person; -> rows (path, landmarks or None, attributes)."""
+    root, person, looks, frames, size, seed = job
+    rng = np.random.default_rng([seed, person])  # of its own, so that more people do not change the others
+    who, rows = draw_from(PERSON, rng), []
+    for look in range(looks):
+        worn, folder = draw_from(LOOK, rng), f"person_{person:04d}/look_{look}"
+        os.makedirs(os.path.join(root, folder))
+        for frame in range(frames):
+            head = {**who, **worn, **draw_from(FRAME, rng)}
+            picture, points = draw_head(head, size)
+            picture.save(os.path.join(root, folder, f"{frame:03d}.jpg"), quality=92)
+            rows.append((f"{folder}/{frame:03d}.jpg", points, attributes(head)))
+    return rows
+
+
+def make_toy(root, *, people=450, looks=4, frames=6, size=64, seed=0):
+    """Write the toy world, with landmarks.csv and attributes.csv, into the new folder root; the same for the same
+    seed. Drawn beside it and renamed at the end, so that a half-drawn world is never taken for a whole one."""
+    if min(people, looks, frames, size) < 1:
+        raise ValueError(f"people, looks, frames and size must be at least 1; got {people}, {looks}, {frames}, {size}")
+    if os.path.exists(root):
+        raise ValueError(f"{root}: exists already; the toy world needs a new folder")
+    half, rows = f"{root}.half-drawn-{os.getpid()}", []
+    os.makedirs(half)
+    with multiprocessing.Pool() as pool:
+        for done, some in enumerate(pool.imap(draw_person, [(half, p, looks, frames, size, seed) for p in range(people)]), 1):
+            rows += some
+            if done % 150 == 0 or done == people:
+                print(f"toy world: {done} of {people} people drawn", flush=True)
+    write_csv(os.path.join(half, "landmarks.csv"), LANDMARK_HEADER, ([path, *(f"{v:.2f}" for v in points.ravel())] for path, points, _ in rows if points is not None))
+    write_csv(os.path.join(half, "attributes.csv"), ["path", *rows[0][2]], ([path, *map(int, has.values())] for path, _, has in rows))
+    os.replace(half, root)
+
+
+def write_csv(path, header, rows):
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([header, *rows])
+
+
+# ---------------------------------------------------------------- the command line
+
+class Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Adds the default to each option's help; where it is None, the help itself says what happens."""
+
+    def _get_help_string(self, action):
+        return action.help if action.default is None else super()._get_help_string(action)
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with every default in --help; a wrong option is a ValueError, told in one line like all others."""
+
+    def __init__(self, description):
+        super().__init__(description=description, formatter_class=Help)
+
+    def error(self, message):
+        raise ValueError(f"{message} (see --help)")
+
+
+def command_line(main):
+    """Run a script's main(argv); what the user can mend is one line on stderr and exit 2."""
+    try:
+        sys.exit(main())
+    except (ValueError, OSError) as error:
+        print(f"{os.path.basename(sys.argv[0])}: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+def data_options(parser):
+    """The options that say which pictures: shared by all scripts."""
+    group = parser.add_argument_group("data")
+    group.add_argument("--data", metavar="PATH", help=f"folder laid out as {LAYOUT}; none: the toy world in {TOY_WORLD}")
+    group.add_argument("--faces", metavar="DIR", help="aligned faces under the same relative paths; none: cut by PATH/landmarks.csv")
+    group.add_argument("--segment-frames", type=int, default=0, metavar="N", help="cut each folder into windows of N frame numbers, each its own state; 0: do not")
+    group.add_argument("--segment-gap", type=int, default=0, metavar="M", help="drop M frame numbers between two windows")
+
+
+def open_data(settings):
+    """Parsed data options -> HeadIndex, told on screen; makes the toy world on first use."""
+    if settings.data is None and not os.path.isdir(TOY_WORLD):
+        make_toy(TOY_WORLD)
+    index = scan_heads(settings.data or TOY_WORLD, faces=settings.faces, segment_frames=settings.segment_frames, segment_gap=settings.segment_gap)
+    print("\n".join([index.summary(), *index.notes]), flush=True)
+    return index
+
+
+def count_pairs(identity, state):
+    """Numbers of unordered pairs in each relation: {"R1": .., "R2": .., "R3": ..}."""
+    pairs = lambda labels: sum(n * (n - 1) // 2 for n in np.unique(labels, return_counts=True)[1].tolist())
+    r1, same, everything = pairs(state), pairs(identity), len(identity) * (len(identity) - 1) // 2
+    return {"R1": r1, "R2": same - r1, "R3": everything - same}
+
+
+def main(argv=None):
+    parser = Parser("Report on a folder of heads, or write the toy world.")
+    data_options(parser)
+    parser.add_argument("--toy", metavar="DIR", help="write the toy world into this new folder; none: report only")
+    parser.add_argument("--people", type=int, default=450, help="toy world: number of identities")
+    parser.add_argument("--seed", type=int, default=0, help="toy world: seed")
+    parser.add_argument("--json", metavar="FILE", help="write the report as JSON too; none: do not")
+    settings = parser.parse_args(argv)
+    if settings.toy:
+        make_toy(settings.toy, people=settings.people, seed=settings.seed)
+        settings.data = settings.toy
+    index = open_data(settings)
+    samples = map(HeadDataset(index, head_size=8, face_size=0).__getitem__, range(len(index.paths)))
+    bad = {row: sample for row, sample in enumerate(samples) if isinstance(sample, str)}
+    good = np.setdiff1d(np.arange(len(index.paths)), list(bad))
+    report = {"data": index.root, "identities": len(index.names), "states": len(np.unique(index.state)), "pictures": len(index.paths),
+              "faces": int(index.has_face.sum()), "pairs": count_pairs(index.identity[good], index.state[good]),
+              "held_out_identities": int(split_identities(index.names).sum()), "unreadable": list(bad.values()), "notes": index.notes}
+    print("pairs: {R1} R1 (same look), {R2} R2 (same person, other look), {R3} R3 (other people)".format(**report["pairs"]))
+    print(f"held out for evaluation: {report['held_out_identities']} identities")
+    print("\n".join([f"unreadable pictures: {len(bad)}", *bad.values()]))
+    if settings.json:
+        with open(settings.json, "w", encoding="utf-8") as file:
+            json.dump(report, file, indent=1)
+
+
+if __name__ == "__main__":
+    command_line(main)

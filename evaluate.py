@@ -1,0 +1,281 @@
+"""How well does a trained student order whole heads? VR@FAR, AUC, ordering, and a picture sheet.
+
+Three relations (arXiv 2605.07766): R1 same identity and look, R2 same identity, another look, R3 other identities.
+
+    identity verification   genuine R1 and R2, impostor R3
+    head similarity         genuine R1, impostor R2 and R3
+    ordering                P(s(R1) > s(R2)), P(s(R2) > s(R3)), and the mean s of each relation
+
+    python evaluate.py --ckpt runs/NAME/best.pt [--data PATH] [--json FILE] [--sheet FILE]
+"""
+import json
+import os
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+
+from data import HeadDataset, Parser, command_line, data_options, loader, open_data
+from model import load_model, read_checkpoint, to_unit, unit_rows
+from teacher import autocast, check_numbers, choose_device, load_teacher, machine_options
+
+FARS = (1e-3, 1e-2)
+
+
+# ---------------------------------------------------------------- metrics
+
+def verification(genuine, impostor, fars=FARS):
+    """Cosine scores of genuine and of impostor pairs -> VR@FAR, thresholds, AUC.
+
+    A pair is accepted if its score is strictly above the (k + 1)-th largest impostor score, k = floor(FAR * n),
+    n impostor pairs; VR is the accepted share of the genuine pairs, 1 where k >= n. No interpolation.
+    AUC = P(genuine > impostor) + half P(equal). -> {"auc", "vr": {far: v}, "threshold": {far: v}, "resolvable_far": 1/n,
+    "genuine", "impostor": counts}; values are None where there are no genuine or no impostor pairs. A threshold
+    is -inf where every pair is accepted."""
+    check_fars(fars)
+    genuine, impostor = (np.sort(np.asarray(scores, dtype=np.float32).ravel()) for scores in (genuine, impostor))
+    g, n = len(genuine), len(impostor)
+    result = {"auc": auc(genuine, impostor), "vr": {}, "threshold": {}, "resolvable_far": 1 / n if n else None, "genuine": g, "impostor": n}
+    for far in fars:
+        k = int(np.floor(far * n + 1e-9))
+        threshold = None if not n else float(impostor[n - 1 - k]) if k < n else -np.inf
+        result["threshold"][far] = threshold
+        result["vr"][far] = float((genuine > threshold).mean()) if g and n else None
+    return result
+
+
+def check_fars(fars):
+    for far in fars:
+        if not 0 <= far <= 1:
+            raise ValueError(f"a false accept rate must lie in [0, 1]; got {far}")
+
+
+def auc(higher, lower):
+    """P(a score of `higher` > one of `lower`) + half P(equal); both sorted, float32. None where one is empty."""
+    if not len(higher) or not len(lower):
+        return None
+    below = np.searchsorted(lower, higher, side="left").astype(np.int64).sum()
+    up_to = np.searchsorted(lower, higher, side="right").astype(np.int64).sum()
+    return float((below + up_to) / 2 / (len(higher) * len(lower)))
+
+
+def pair_scores(z, identity, state, block=1024):
+    """Embeddings (N, E), labels (N,) -> {"R1": scores, "R2": .., "R3": ..}: cosines of all unordered pairs i < j, once."""
+    z = unit_rows(torch.as_tensor(z))
+    identity, state = torch.as_tensor(identity), torch.as_tensor(state)
+    scores = {"R1": [], "R2": [], "R3": []}
+    for start in range(0, len(z), block):
+        stop = min(start + block, len(z))
+        s = (z[start:stop] @ z[start:].T).clamp(-1, 1)                         # (stop - start, N - start)
+        once = torch.ones_like(s, dtype=torch.bool).triu(diagonal=1)           # i < j
+        person = identity[start:stop, None] == identity[start:]
+        look = state[start:stop, None] == state[start:]
+        for name, relation in (("R1", person & look), ("R2", person & ~look), ("R3", ~person)):
+            scores[name].append(s[relation & once].numpy())
+    return {name: np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.float32) for name, parts in scores.items()}
+
+
+def score_embeddings(z, identity, state, fars=FARS):
+    """Embeddings (N, E), labels (N,) -> {"identity": verification, "head": verification, "ordering": .., "pairs": ..}."""
+    s = pair_scores(z, identity, state)
+    return {
+        "identity": verification(np.concatenate([s["R1"], s["R2"]]), s["R3"], fars),
+        "head": verification(s["R1"], np.concatenate([s["R2"], s["R3"]]), fars),
+        "ordering": {"R1>R2": auc(s["R1"], s["R2"]), "R2>R3": auc(s["R2"], s["R3"]),
+                     "mean": {name: float(scores.mean(dtype=np.float64)) if len(scores) else None for name, scores in s.items()}},
+        "pairs": {name: len(scores) for name, scores in s.items()}}
+
+
+# ---------------------------------------------------------------- embeddings of a folder
+
+@torch.inference_mode()
+def embed_rows(network, index, rows, *, size, faces=False, batch_size=256, workers=0, device="cpu", dtype=None):
+    """Embed pictures of an index, in order: whole heads (or, with faces, the aligned faces), `size` pixels a side.
+
+    network: float pictures (B, 3, S, S) in [-1, 1] -> (B, E). -> (z (n, E) float32 on the CPU, the n rows that
+    could be read, messages of the others)."""
+    batches = [rows[start:start + batch_size].tolist() for start in range(0, len(rows), batch_size)]
+    dataset = HeadDataset(index, head_size=0 if faces else size, face_size=size if faces else 0)
+    z, kept, unreadable = [], [], []
+    for batch in loader(dataset, batches, workers):
+        unreadable += batch.unreadable
+        if len(batch.row):
+            pixels = to_unit((batch.face if faces else batch.head).to(device))
+            with autocast(torch.device(device), dtype):
+                z.append(network(pixels).float().cpu())
+            kept += batch.row.tolist()
+    return torch.cat(z) if z else torch.zeros(0, 1), np.array(kept, dtype=np.int64), unreadable
+
+
+def evaluate(student, teacher, index, rows, *, which="id", fars=FARS, **how):
+    """Score teacher (or None) and student on rows of an index -> (table rows, the student's z, its rows, unreadable)."""
+    networks = [("student, whole heads", lambda heads: getattr(student(heads), "z_" + which), student.image_size, False)]
+    if teacher is not None:
+        networks = [("teacher, aligned faces", teacher, teacher.image_size, True), ("teacher, whole heads", teacher, teacher.image_size, False)] + networks
+    table = []
+    for name, network, size, faces in networks:
+        z, kept, unreadable = embed_rows(network, index, rows[index.has_face[rows]] if faces else rows, size=size, faces=faces, **how)
+        if len(kept):
+            table.append({"name": name, "pictures": len(kept), **score_embeddings(z, index.identity[kept], index.state[kept], fars)})
+    return table, z, kept, unreadable
+
+
+def show(value, mark=""):
+    return "n/a" if value is None else f"{value:.3f}{mark}"
+
+
+def print_table(table, fars):
+    """Print a row a network, then the pairs behind it. A starred VR has a FAR below 1 / impostor pairs."""
+    columns = [f"VR@{far:g}" for far in fars] + ["AUC"]
+    block = 9 * len(columns)
+    print(f"\n{'':24}{'identity verification':>{block}} |{'head similarity':>{block}} |{'mean s':>21} |{'ordering':>16}")
+    print(f"{'':24}" + 2 * ("".join(f"{name:>9}" for name in columns) + " |") + "     R1     R2     R3 |   R1>R2   R2>R3")
+    unresolved = {}
+    for row in table:
+        line = f"{row['name']:24}"
+        for task in ("identity", "head"):
+            result = row[task]
+            starred = [far for far in fars if result["impostor"] and far * result["impostor"] < 1 - 1e-9]
+            if starred:
+                unresolved[task] = f"{task} 1/{result['impostor']} = {result['resolvable_far']:.2g}"
+            line += "".join(f"{show(result['vr'][far], '*' * (far in starred)):>9}" for far in fars) + f"{show(result['auc']):>9} |"
+        mean, order = row["ordering"]["mean"], row["ordering"]
+        print(line + "".join(f"{show(mean[name]):>7}" for name in ("R1", "R2", "R3")) + f" |{show(order['R1>R2']):>8}{show(order['R2>R3']):>8}")
+    if unresolved:
+        print(f"* too few impostor pairs for this FAR; the smallest that these resolve: {', '.join(unresolved.values())}")
+    for row in table:
+        pairs = row["pairs"]
+        missing = [name for name, count in pairs.items() if not count]
+        print(f"{row['name']}: {row['pictures']} pictures, {sum(pairs.values())} pairs: " + ", ".join(f"{count} {name}" for name, count in pairs.items())
+              + (f"; n/a: no pairs of {' and '.join(missing)}" if missing else ""))
+
+
+def write_json(path, content):
+    with open(path, "w", encoding="utf-8") as file:  # a threshold of -inf (every pair accepted) has no JSON number
+        file.write(json.dumps(content, indent=1).replace("-Infinity", "null"))
+
+
+# ---------------------------------------------------------------- the picture sheet
+
+COLOURS = {"R1": (30, 150, 60), "R2": (235, 160, 0), "R3": (205, 40, 40), None: (120, 120, 120)}  # green, amber, red
+
+
+def framed(pixels, relation, text):
+    """(3, S, S) uint8 tensor -> (3, S + 24, S + 8) uint8: framed in the colour of its relation, a line of text below."""
+    side = pixels.shape[1]
+    cell = Image.new("RGB", (side + 8, side + 24), "white")
+    cell.paste(COLOURS[relation], (1, 1, side + 7, side + 7))
+    cell.paste(Image.fromarray(pixels.permute(1, 2, 0).numpy()), (4, 4))
+    ImageDraw.Draw(cell).text((cell.width / 2, side + 15), text, fill="black", anchor="mm", font=ImageFont.load_default(11))
+    return torch.from_numpy(np.array(cell)).permute(2, 0, 1)
+
+
+def save_sheet(cells, columns, path):
+    """Draw cells of equal size, `columns` a row, into a picture file."""
+    from torchvision.utils import make_grid  # here, since importing torchvision takes as long as all the rest
+    Image.fromarray(make_grid(cells, nrow=columns, padding=2, pad_value=255).permute(1, 2, 0).numpy()).save(path)
+
+
+def relation_of(index, a, b):
+    """"R1", "R2" or "R3": the relation of two rows of an index."""
+    if index.identity[a] != index.identity[b]:
+        return "R3"
+    return "R1" if index.state[a] == index.state[b] else "R2"
+
+
+def gallery_sheet(z, index, rows, path, *, queries=6, columns=10, side=80):
+    """Draw ranked galleries: one query a row, then the gallery pictures most similar to it, best first, framed green
+    (R1), amber (R2), red (R3), the score below.
+
+    z (n, E) belongs to rows (n,). Queries are spread over the identities. The gallery holds two pictures of each
+    appearance state, so that a row gets past the query's own clip."""
+    z, rows = unit_rows(z), np.asarray(rows)
+    order = np.lexsort((rows, index.state[rows]))
+    states = index.state[rows[order]]
+    place = np.empty(len(rows), dtype=np.int64)                     # place of a picture within its state
+    place[order] = np.arange(len(rows)) - np.searchsorted(states, states)
+    people, first = np.unique(index.identity[rows], return_index=True)
+    dataset, cells = HeadDataset(index, head_size=side, face_size=0), []
+    for query in first[np.linspace(0, len(people) - 1, min(queries, len(people))).round().astype(int)]:
+        gallery = np.flatnonzero((place < 2) & (np.arange(len(rows)) != query))
+        s = (z[gallery] @ z[query]).numpy()
+        best = np.argsort(-s, kind="stable")[:columns]
+        cells.append(framed(dataset[rows[query]][1], None, "query"))
+        cells += [framed(dataset[rows[g]][1], relation_of(index, rows[query], rows[g]), f"{score:.2f}") for g, score in zip(gallery[best], s[best])]
+        cells += [torch.full_like(cells[0], 255)] * (columns - len(best))
+    save_sheet(cells, columns + 1, path)
+
+
+# ---------------------------------------------------------------- the command line
+
+def held_out_rows(index, checkpoint, own_data):
+    """Rows to evaluate: of the student's own data the identities it was not trained on, of other data all."""
+    trained = np.isin(index.names, checkpoint["trained"])
+    if own_data:
+        return np.flatnonzero(~trained[index.identity])
+    if trained.any():
+        print(f"notice: {int(trained.sum())} of {len(index.names)} identities have names that this student was trained on; if they are the same "
+              "people, these scores are too good")
+    return np.arange(len(index.paths))
+
+
+def find_teacher(path, checkpoint):
+    """The teacher of a run: where it was, or beside the checkpoint. None where it is gone (said on screen)."""
+    if checkpoint["teacher"] is None:
+        return None
+    for file in (checkpoint["teacher"], os.path.join(os.path.dirname(path), "teacher.pt")):
+        if os.path.isfile(file):
+            return load_teacher(file)
+    print(f"notice: the teacher {checkpoint['teacher']} is gone; its rows are left out")
+    return None
+
+
+def report(path, index, rows, *, which="id", fars=FARS, json_file=None, sheet=None, device="cpu", **how):
+    """Evaluate the checkpoint at path on rows of an index: print the table, write the JSON and the picture sheet."""
+    checkpoint = read_checkpoint(path, "student")
+    teacher = find_teacher(path, checkpoint)
+    student = load_model(path)[0].to(device)
+    if not len(rows):
+        print("nobody is held out (the split needs 4 identities), so there is nothing to evaluate; try evaluate.py --data with other people")
+        return []
+    table, z, kept, unreadable = evaluate(student, teacher and teacher.to(device), index, rows, which=which, fars=fars, device=device, **how)
+    print(f"\n{path}: epoch {checkpoint['epoch']}, design {student.design}, embedding z_{which}, {len(np.unique(index.identity[kept]))} identities")
+    print_table(table, fars)
+    print("\n".join(f"left out: {message}" for message in unreadable))
+    if sheet and len(kept) > 1:
+        gallery_sheet(z, index, kept, sheet)
+        print(f"picture sheet: {sheet}")
+    if json_file:
+        content = {"checkpoint": path, "embedding": which, "fars": list(fars), "data": index.root, "table": table, "unreadable": unreadable}
+        write_json(json_file, content)
+        print(f"numbers: {json_file}")
+    return table
+
+
+def main(argv=None):
+    parser = Parser("Evaluate a Head Similarity checkpoint on held-out identities.")
+    parser.add_argument("--ckpt", metavar="FILE", required=True, help="best.pt or last.pt of a run")
+    data_options(parser)
+    machine_options(parser)
+    parser.add_argument("--embedding", choices=["id", "head"], default="id", help="z_id, the paper's choice, or z_head")
+    parser.add_argument("--fars", type=float, nargs="+", default=list(FARS), help="false accept rates")
+    parser.add_argument("--batch-size", type=int, default=256, help="pictures at a time")
+    parser.add_argument("--json", metavar="FILE", help="write the numbers as JSON too; none: do not")
+    parser.add_argument("--sheet", metavar="FILE", help="draw ranked galleries into this PNG; none: do not")
+    settings = parser.parse_args(argv)
+    check_fars(settings.fars)
+    check_numbers(settings, batch_size=1, workers=0)
+    device, dtype = choose_device(settings.device, settings.amp)
+    checkpoint = read_checkpoint(settings.ckpt, "student")
+    own_data = settings.data is None
+    if own_data:
+        for name in ("data", "faces", "segment_frames", "segment_gap"):
+            setattr(settings, name, checkpoint["settings"][name])
+    index = open_data(settings)
+    rows = held_out_rows(index, checkpoint, own_data)
+    report(settings.ckpt, index, rows, which=settings.embedding, fars=settings.fars, json_file=settings.json, sheet=settings.sheet,
+           device=device, dtype=dtype, batch_size=settings.batch_size, workers=settings.workers)
+
+
+if __name__ == "__main__":
+    command_line(main)

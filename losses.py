@@ -1,0 +1,99 @@
+"""The losses of Head Similarity (arXiv 2605.07766), and the AdaFace margin head its teacher is trained with.
+
+    total = align_weight * L_align + hier_weight * (L_hier(z_id) + head_weight * L_hier(z_head))
+
+Everything is computed in float32 outside autocast: with 8 bits of mantissa two cosines near 1 are equal.
+"""
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+NOTHING = -1e30  # stands for "no such pair" under a log-sum-exp; finite, so that its gradient is 0 and not NaN
+
+
+def alignment_loss(z_t, z_id, has_face):
+    """Identity-aware distillation: mean over the frames with a face of L_align = 1 - cos(z_t, z_id).
+
+    z_t (B, E): the frozen teacher's embedding of the aligned face; z_id (B, E): the student's of the whole head;
+    has_face (B,) bool. -> scalar; exactly 0, still attached to the graph, where no frame has a face."""
+    with torch.autocast(z_id.device.type, enabled=False):
+        distance = 1 - F.cosine_similarity(z_t.float(), z_id.float())          # (B,)
+        return distance.masked_fill(~has_face, 0).sum() / has_face.sum().clamp(min=1)
+
+
+def hierarchical_loss(z, identity, state, *, m12=0.1, m23=0.1, t=0.1, aggregate="lse"):
+    """Softplus hierarchical loss for s(R1) > s(R2) > s(R3), s = cosine similarity.
+
+    z (B, E) embeddings, identity (B,) and state (B,) integers; states need to differ only within an identity.
+    R1: same identity and state, R2: same identity, other state, R3: another identity; never a picture with itself.
+    For each anchor and (pos, neg, m) in (R1, R2, m12), (R2, R3, m23), (R1, R3, m12 + m23), our reading is
+
+        lse:   t * softplus( lse(s_neg / t) + lse(-s_pos / t) + m / t )     lse = log-sum-exp over the anchor's pairs
+        mean:  mean over all pos x neg of  t * softplus( (s_neg - s_pos + m) / t )
+
+    averaged over the anchors that have both kinds, and summed over the three. -> scalar; 0, still attached, where
+    no anchor has both. m12, m23 are margins in cosine, t > 0 is the temperature."""
+    if aggregate not in ("lse", "mean"):
+        raise ValueError(f"aggregate must be 'lse' or 'mean'; got {aggregate!r}")
+    if not t > 0:
+        raise ValueError(f"the temperature t must be positive; got {t}")
+    with torch.autocast(z.device.type, enabled=False):
+        z = F.normalize(z.float())
+        s = z @ z.T                                                            # (B, B)
+        same_person, same_look = identity[:, None] == identity, state[:, None] == state
+        itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
+        r1, r2, r3 = same_person & same_look & ~itself, same_person & ~same_look, ~same_person
+        violation = lse_violation if aggregate == "lse" else mean_violation
+        return sum(violation(s, pos, neg, m, t) for pos, neg, m in ((r1, r2, m12), (r2, r3, m23), (r1, r3, m12 + m23)))
+
+
+def lse_violation(s, pos, neg, m, t):
+    """s (B, B); pos, neg (B, B) bool -> scalar. The two log-sum-exps are soft maxima: the hardest pairs count most."""
+    hardest_neg = (s / t).masked_fill(~neg, NOTHING).logsumexp(dim=1)          # (B,)
+    hardest_pos = (-s / t).masked_fill(~pos, NOTHING).logsumexp(dim=1)
+    both = pos.any(dim=1) & neg.any(dim=1)
+    loss = t * F.softplus(hardest_neg + hardest_pos + m / t)
+    return loss.masked_fill(~both, 0).sum() / both.sum().clamp(min=1)
+
+
+def mean_violation(s, pos, neg, m, t):
+    """As lse_violation, every pair counting the same. One row a positive pair: no (B, B, B) tensor."""
+    anchor, other = pos.nonzero(as_tuple=True)                                 # (number of positive pairs,)
+    loss = t * F.softplus((s[anchor] - s[anchor, other][:, None] + m) / t)     # (pairs, B)
+    weight = neg / (pos.sum(dim=1) * neg.sum(dim=1)).clamp(min=1)[:, None]     # (B, B): 1 / (pos x neg of the anchor)
+    both = pos.any(dim=1) & neg.any(dim=1)
+    return (loss * weight[anchor]).sum() / both.sum().clamp(min=1)
+
+
+class AdaFace(nn.Module):
+    """AdaFace margin head (Kim et al., CVPR 2022): (embeddings (B, E) not normalised, labels (B,)) -> logits (B, classes).
+
+    The norm of an embedding stands for the quality of its picture; with it standardised by running statistics,
+    clipped to [-1, 1] and called n, the true class's logit is s * (cos(theta - m * n) - (m + m * n)), the others
+    s * cos(theta). h scales n, t_alpha is the momentum of the statistics. `kernel` is (E, classes)."""
+
+    def __init__(self, embed_dim, classes, *, m=0.4, h=0.333, s=64.0, t_alpha=0.01):
+        super().__init__()
+        self.m, self.h, self.s, self.t_alpha, self.eps = m, h, s, t_alpha, 1e-3
+        self.kernel = nn.Parameter(F.normalize(torch.randn(embed_dim, classes), dim=0))
+        self.register_buffer("norm_mean", torch.tensor(20.0))
+        self.register_buffer("norm_std", torch.tensor(100.0))
+
+    def forward(self, embeddings, labels):
+        with torch.autocast(embeddings.device.type, enabled=False):
+            embeddings = embeddings.float()
+            cosine = F.normalize(embeddings) @ F.normalize(self.kernel.float(), dim=0)
+            cosine = cosine.clamp(-1 + self.eps, 1 - self.eps)                 # (B, classes)
+            n = self.quality(embeddings.detach().norm(dim=1).clamp(0.001, 100))[:, None]      # (B, 1)
+            true = F.one_hot(labels, cosine.shape[1]).bool()
+            theta = (cosine.acos() - self.m * n).clamp(self.eps, math.pi - self.eps)
+            return self.s * torch.where(true, theta.cos() - (self.m + self.m * n), cosine)
+
+    def quality(self, norms):
+        """Norms (B,) -> standardised and clipped (B,); in training the running statistics move first."""
+        if self.training and len(norms) > 1:
+            self.norm_mean.lerp_(norms.mean(), self.t_alpha)
+            self.norm_std.lerp_(norms.std(), self.t_alpha)
+        return (self.h * (norms - self.norm_mean) / (self.norm_std + self.eps)).clamp(-1, 1)

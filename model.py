@@ -1,0 +1,278 @@
+"""The student of Head Similarity (arXiv 2605.07766): a Vision Transformer with two CLS tokens.
+
+Reading order: how a picture becomes the network's input, the Vision Transformer, the two tokens with
+their projections (and the two ablation designs), and the checkpoint files.
+
+Parameter names are those of the released AdaFace-ViT (`blocks.0.attn.qkv.weight`, ...), so that its
+trunk loads strictly; ReLU6, bias-free qkv and the epsilons follow it. This file imports none of the others.
+
+    model, preprocess = load_model("runs/toy/best.pt")
+    a, b = (preprocess(Image.open(name)).unsqueeze(0) for name in ("a.jpg", "b.jpg"))  # (1, 3, S, S)
+    print(model.similarity(a, b))                                                      # (1,) cosine
+"""
+import functools
+import os
+import pickle
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image, ImageOps
+from torch import nn
+
+DESIGNS = {"dual-cls": 2, "dual-head": 1, "shared": 1}  # design -> number of CLS tokens
+
+
+# ---------------------------------------------------------------- a picture becomes the network's input
+
+def upright_rgb(image):
+    """Any PIL picture -> 8-bit RGB, upright by its EXIF tag, 16-bit scaled, transparency on white.
+
+    Raises ValueError for pixels without a fixed range (32-bit float or integer)."""
+    if image.getexif().get(0x0112, 1) != 1:  # EXIF orientation; 1 = already upright
+        image = ImageOps.exif_transpose(image)
+    if image.mode == "F":
+        raise ValueError("32-bit float pixels have no fixed range; save it with 8 or 16 bits")
+    if image.mode.startswith("I"):  # a plain convert("RGB") would clip all above 255 to white
+        levels = np.asarray(image)
+        if levels.min() < 0 or levels.max() > 65535:
+            raise ValueError("32-bit pixels have no fixed range; save it with 8 or 16 bits")
+        image = Image.fromarray((levels >> 8).astype(np.uint8))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image.convert("RGB")
+
+
+def square_pixels(image, size):
+    """PIL RGB picture -> (3, size, size) uint8 tensor; resized without keeping the aspect ratio,
+    as the authors' inference script does."""
+    pixels = np.array(image.resize((size, size), Image.Resampling.BILINEAR))  # (S, S, 3)
+    return torch.from_numpy(pixels).permute(2, 0, 1)                          # (3, S, S)
+
+
+def to_unit(pixels):
+    """uint8 pixels -> float32 in [-1, 1]: (v / 255 - 0.5) / 0.5, so grey 128 becomes +0.0039."""
+    return pixels.float() / 127.5 - 1
+
+
+def preprocess_picture(image, size):
+    """PIL picture of any mode -> (3, size, size) float32 tensor in [-1, 1]."""
+    return to_unit(square_pixels(upright_rgb(image), size))
+
+
+# ---------------------------------------------------------------- the Vision Transformer
+
+class PatchEmbed(nn.Module):
+    def __init__(self, patch_size, dim):
+        super().__init__()
+        self.proj = nn.Conv2d(3, dim, patch_size, stride=patch_size)
+
+    def forward(self, images):
+        return self.proj(images).flatten(2).transpose(1, 2)  # (B, D, H/p, W/p) -> (B, N, D)
+
+
+class Attention(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(dim, 3 * dim, bias=False)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x):
+        B, T, D = x.shape
+        qkv = self.qkv(x).view(B, T, 3, self.heads, D // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)           # each (B, heads, T, D / heads)
+        x = F.scaled_dot_product_attention(q, k, v)    # scale (D / heads) ** -0.5
+        return self.proj(x.transpose(1, 2).reshape(B, T, D))
+
+
+class Mlp(nn.Module):
+    def __init__(self, dim, hidden):
+        super().__init__()
+        self.fc1 = nn.Linear(dim, hidden)
+        self.fc2 = nn.Linear(hidden, dim)
+
+    def forward(self, x):
+        return self.fc2(F.relu6(self.fc1(x)))
+
+
+class Block(nn.Module):
+    """Pre-norm: x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, dim, heads, hidden):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim)
+        self.attn = Attention(dim, heads)
+        self.norm2 = nn.LayerNorm(dim)
+        self.mlp = Mlp(dim, hidden)
+
+    def forward(self, x):
+        x = x + self.attn(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class VisionTransformer(nn.Module):
+    """The trunk: images (B, 3, S, S) float in [-1, 1] -> tokens after the final norm (B, num_cls + N, dim).
+
+    N = (image_size / patch_size) ** 2. The CLS tokens stand first and have no position entry, so that
+    `pos_embed` (1, N, dim) is the released one. The defaults are the released AdaFace-ViT base."""
+
+    def __init__(self, *, image_size=112, patch_size=8, dim=512, depth=24, heads=16, mlp_ratio=3.0, num_cls=0):
+        super().__init__()
+        if min(image_size, patch_size, dim, depth, heads) < 1 or mlp_ratio <= 0 or num_cls < 0:
+            raise ValueError(f"sizes of a ViT must be positive: image_size {image_size}, patch_size {patch_size}, "
+                             f"dim {dim}, depth {depth}, heads {heads}, mlp_ratio {mlp_ratio}, num_cls {num_cls}")
+        if image_size % patch_size:
+            raise ValueError(f"image_size must be a multiple of patch_size: {image_size} is not one of {patch_size}")
+        if dim % heads:
+            raise ValueError(f"dim must be a multiple of heads: {dim} is not one of {heads}")
+        self.image_size, self.patch_size, self.dim, self.num_cls = image_size, patch_size, dim, num_cls
+        grid = image_size // patch_size
+        self.patch_embed = PatchEmbed(patch_size, dim)
+        self.pos_embed = nn.Parameter(torch.empty(1, grid * grid, dim))
+        if num_cls:
+            self.cls_token = nn.Parameter(torch.empty(1, num_cls, dim))
+        self.blocks = nn.ModuleList(Block(dim, heads, int(dim * mlp_ratio)) for _ in range(depth))
+        self.norm = nn.LayerNorm(dim)
+        self.apply(init_linear)
+        nn.init.trunc_normal_(self.pos_embed, std=0.02)
+        if num_cls:
+            nn.init.trunc_normal_(self.cls_token, std=0.02)
+
+    def tokens(self, images):
+        x = self.patch_embed(images) + self.pos_embed                   # (B, N, D)
+        if self.num_cls:
+            cls = self.cls_token.to(x.dtype).expand(len(x), -1, -1)     # (B, num_cls, D)
+            x = torch.cat([cls, x], dim=1)                              # (B, num_cls + N, D)
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)
+
+    forward = tokens
+
+
+def init_linear(module):
+    if isinstance(module, nn.Linear):
+        nn.init.trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+def resize_pos_embed(pos_embed, old_grid, new_grid):
+    """Position embedding (1, h*w, D) for old_grid (h, w) -> (1, h'*w', D) for new_grid, bicubic."""
+    if pos_embed.shape[1] != old_grid[0] * old_grid[1]:
+        raise ValueError(f"pos_embed has {pos_embed.shape[1]} positions, a grid {old_grid} needs {old_grid[0] * old_grid[1]}")
+    square = pos_embed.unflatten(1, old_grid).permute(0, 3, 1, 2)       # (1, D, h, w)
+    square = F.interpolate(square.float(), size=new_grid, mode="bicubic", align_corners=False)
+    return square.flatten(2).transpose(1, 2).to(pos_embed.dtype)        # (1, h'*w', D)
+
+
+# ---------------------------------------------------------------- two CLS tokens, two projections
+
+class BatchNorm(nn.BatchNorm1d):
+    """BatchNorm1d that uses its running statistics for a training batch of one, which has no variance."""
+
+    def forward(self, x):
+        if self.training and len(x) == 1:
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        return super().forward(x)
+
+
+class Embeddings(NamedTuple):
+    """What the student returns, whatever its design; neither is normalised."""
+    z_id: torch.Tensor    # (B, E), aligned with the teacher; used at inference
+    z_head: torch.Tensor  # (B, E), the appearance-sensitive partner
+
+
+class HeadSimilarity(VisionTransformer):
+    """The student: whole heads (B, 3, S, S) float in [-1, 1] -> Embeddings(z_id, z_head).
+
+    design  dual-cls   token 0 = CLS_id -> g_id -> z_id, token 1 = CLS_head -> g_head -> z_head (the paper's)
+            dual-head  one CLS token, read by both projections
+            shared     one CLS token, one projection: z_head is z_id
+    embed_dim E must be the teacher's; default: dim. All designs read CLS tokens only, so that the ablation
+    compares tokens and not read-outs."""
+
+    def __init__(self, *, design="dual-cls", embed_dim=None, **vit):
+        if design not in DESIGNS:
+            raise ValueError(f"design must be one of {', '.join(DESIGNS)}; got {design!r}")
+        super().__init__(num_cls=DESIGNS[design], **vit)
+        D, E = self.dim, embed_dim or self.dim
+        self.design = design
+        self.feature_cls = nn.Sequential(  # g_id
+            nn.Linear(D, D, bias=False), BatchNorm(D, eps=2e-5), nn.Linear(D, E, bias=False), BatchNorm(E, eps=2e-5))
+        if design != "shared":
+            self.head_feature = nn.Sequential(  # g_head
+                nn.Linear(D, D, bias=False), BatchNorm(D, eps=2e-5), nn.ReLU(),
+                nn.Linear(D, E, bias=False), BatchNorm(E, eps=2e-5))
+
+    def forward(self, images):
+        x = self.tokens(images)                            # (B, num_cls + N, D)
+        z_id = self.feature_cls(x[:, 0])                   # (B, E)
+        if self.design == "shared":
+            return Embeddings(z_id, z_id)
+        return Embeddings(z_id, self.head_feature(x[:, 1 if self.design == "dual-cls" else 0]))
+
+    def embed(self, images, which="id"):
+        """Images (B, 3, S, S) in [-1, 1] -> unit rows (B, E), float32, differentiable. which: "id" or "head"."""
+        if which not in ("id", "head"):
+            raise ValueError(f"which must be 'id' or 'head'; got {which!r}")
+        return unit_rows(getattr(self(images), "z_" + which))
+
+    def similarity(self, a, b, which="id"):
+        """Cosine similarity (B,) in [-1, 1] of heads a and b, each (B, 3, S, S) in [-1, 1]; differentiable."""
+        return (self.embed(a, which) * self.embed(b, which)).sum(dim=1)
+
+
+def unit_rows(z):
+    """(B, E) -> float32 rows of length 1. Raises ValueError for a zero or non-finite row."""
+    z = z.float()
+    length = z.norm(dim=1, keepdim=True)                   # (B, 1)
+    if not bool(((length > 0) & length.isfinite()).all()):
+        raise ValueError("an embedding is zero or not finite, so it has no direction to compare")
+    return z / length
+
+
+# ---------------------------------------------------------------- checkpoint files
+
+def save_checkpoint(path, content):
+    """Write tensors and plain Python values; a reader never sees half a file."""
+    torch.save(content, f"{path}.tmp")
+    os.replace(f"{path}.tmp", path)
+
+
+def read_checkpoint(path, kind):
+    """Read what save_checkpoint wrote, on the CPU. kind: "student" or "teacher". ValueError says what is wrong."""
+    if not os.path.isfile(path):
+        raise ValueError(f"{path}: no such checkpoint file")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise ValueError(f"{path}: not a checkpoint of this project ({type(error).__name__})") from error
+    if not isinstance(content, dict) or content.get("kind") != kind:
+        found = content.get("kind") if isinstance(content, dict) else type(content).__name__
+        raise ValueError(f"{path}: expected a {kind} checkpoint of this project, found {found or 'another file'}")
+    return content
+
+
+def load_strictly(model, tensors, path):
+    """Load all tensors or none; ValueError names the first that are missing, unknown or of another shape."""
+    own = model.state_dict()
+    missing, unknown = ([name for name in a if name not in b] for a, b in ((own, tensors), (tensors, own)))
+    other = [name for name in own if name in tensors and own[name].shape != tensors[name].shape]
+    if missing or unknown or other:
+        wrong = [f"{len(names)} {what} ({', '.join(names[:3])})" for names, what in ((missing, "missing"), (unknown, "unknown"), (other, "of another shape")) if names]
+        raise ValueError(f"{path}: its tensors do not fit the network that it describes: {'; '.join(wrong)}")
+    model.load_state_dict(tensors)
+
+
+def load_model(path):
+    """Checkpoint -> (student in eval mode on the CPU, preprocess).
+
+    The sizes come from the file alone. preprocess: PIL picture of any mode -> (3, S, S) float32 in [-1, 1]."""
+    checkpoint = read_checkpoint(path, "student")
+    model = HeadSimilarity(**checkpoint["model_args"])
+    load_strictly(model, checkpoint["model"], path)
+    return model.eval(), functools.partial(preprocess_picture, size=model.image_size)

@@ -1,0 +1,216 @@
+"""The frozen AdaFace teacher: an AdaFace-ViT, pre-trained on the aligned faces of the training identities.
+
+Head Similarity (arXiv 2605.07766) distils from an AdaFace-ViT that saw aligned faces only. This file holds that
+network, its pre-training (the project's simplest training loop; train.py's has the same parts), and its file.
+
+    python teacher.py --data PATH [--out teacher.pt]
+"""
+import math
+import os
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from data import HeadDataset, IdentitySampler, Parser, augment, command_line, data_options, loader, open_data, split_identities
+from losses import AdaFace
+from model import BatchNorm, VisionTransformer, load_strictly, read_checkpoint, save_checkpoint, to_unit
+
+# option: (default in the toy world, default with --data, what it is)
+SIZES = {"size": (48, 112, "side of the square input, pixels"), "patch": (8, 8, "side of a patch, pixels"),
+         "dim": (96, 512, "width of a token"), "depth": (4, 24, "number of blocks"), "heads": (4, 16, "attention heads")}
+
+
+class AdaFaceViT(VisionTransformer):
+    """The released AdaFace-ViT: no CLS token, all tokens flattened into one linear layer.
+
+    RGB faces (B, 3, S, S) float in [-1, 1] -> (B, embed_dim), not normalised: the norm tells the quality."""
+
+    def __init__(self, *, embed_dim=None, **vit):
+        super().__init__(**vit)
+        D, E = self.dim, embed_dim or self.dim
+        self.embed_dim = E
+        self.feature = nn.Sequential(nn.Linear(self.pos_embed.shape[1] * D, D, bias=False), BatchNorm(D, eps=2e-5),
+                                     nn.Linear(D, E, bias=False), BatchNorm(E, eps=2e-5))
+
+    def forward(self, faces):
+        return self.feature(self.tokens(faces).flatten(1))  # (B, N, D) -> (B, N * D) -> (B, E)
+
+
+def load_teacher(path):
+    """teacher.pt -> frozen AdaFaceViT in eval mode on the CPU; `image_size` is the side of the faces it takes."""
+    checkpoint = read_checkpoint(path, "teacher")
+    teacher = AdaFaceViT(**checkpoint["model_args"])
+    load_strictly(teacher, checkpoint["model"], path)
+    return teacher.eval().requires_grad_(False)
+
+
+# ---------------------------------------------------------------- the parts of a training loop, for train.py too
+
+def choose_device(device="auto", amp="auto"):
+    """-> (torch.device, autocast dtype or None): bf16 where the card supports it, fp16 elsewhere, float32 on a CPU."""
+    device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"--device {device}: no GPU is available here")
+    if amp == "fp16" and device.type == "cpu":
+        raise ValueError("--amp fp16 needs a GPU; on a CPU use off or bf16")
+    if amp == "auto":
+        amp = "off" if device.type == "cpu" else "bf16" if torch.cuda.is_bf16_supported() else "fp16"
+    return device, {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}[amp]
+
+
+def autocast(device, dtype):
+    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
+
+
+def make_optimiser(modules, *, lr, weight_decay, steps, warmup):
+    """-> (AdamW, schedule): linear warm-up, then a cosine to 0. Matrices and convolutions decay; biases, norms, CLS
+    tokens and position embeddings do not."""
+    decay, keep = [], []
+    for name, parameter in modules.named_parameters():
+        (keep if parameter.dim() < 2 or name.endswith(("cls_token", "pos_embed")) else decay).append(parameter)
+    groups = [{"params": decay, "weight_decay": weight_decay}, {"params": keep, "weight_decay": 0.0}]
+    optimiser = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98))
+    warmup = min(warmup, max(1, steps // 10))
+
+    def factor(step):
+        return (step + 1) / warmup if step < warmup else 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
+
+    return optimiser, torch.optim.lr_scheduler.LambdaLR(optimiser, factor)
+
+
+def update(loss, modules, optimiser, schedule, scaler, clip=1.0):
+    """Scale, backward, unscale, clip, step; the schedule moves only if the step happened (fp16 may skip one)."""
+    optimiser.zero_grad(set_to_none=True)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimiser)
+    nn.utils.clip_grad_norm_(modules.parameters(), clip)
+    scale = scaler.get_scale()
+    scaler.step(optimiser)
+    scaler.update()
+    if scaler.get_scale() >= scale:
+        schedule.step()
+
+
+def check_finite(terms, step, lr):
+    """terms: {name: scalar tensor} -> {name: float}; ValueError names the first that is not finite."""
+    values = {name: term.item() for name, term in terms.items()}
+    for name, value in values.items():
+        if not math.isfinite(value):
+            raise ValueError(f"stopped at step {step}: the {name} loss is {value} (learning rate {lr:.3g}); earlier checkpoints are "
+                             f"intact; try a smaller --lr")
+    return values
+
+
+class Progress:
+    """One line of loss terms, pictures a second and time left: rewritten in place on a terminal, else every 20 s."""
+
+    def __init__(self, what, steps, done=0):
+        self.what, self.steps, self.first, self.pictures = what, steps, done, 0
+        self.started = self.shown = time.time()
+        self.terminal = sys.stdout.isatty()
+
+    def show(self, step, terms, pictures, force=False):
+        self.pictures += pictures
+        now = time.time()
+        if not force and now - self.shown < (0.5 if self.terminal else 20):
+            return
+        self.shown, spent = now, now - self.started
+        left = spent / max(1, step - self.first) * (self.steps - step)
+        line = f"{self.what} {step}/{self.steps}  " + "  ".join(f"{name} {value:.3f}" for name, value in terms.items())
+        line += f"  {self.pictures / spent:.0f} pictures/s  {int(left // 60)}:{int(left % 60):02d} left"
+        print(("\r\033[K" if self.terminal else "") + line, end="" if self.terminal and not force else "\n", flush=True)
+
+
+# ---------------------------------------------------------------- pre-training
+
+def pretrain(index, people, path, *, vit, epochs, batch_size, lr, seed, workers, device, dtype):
+    """Train an AdaFaceViT on the aligned faces of the identities `people` (bool, one an identity); write it to path.
+
+    vit: sizes of the ViT. Returns nothing; load_teacher(path) reads the frozen teacher."""
+    rows = (index.has_face & people[index.identity]).nonzero()[0]
+    classes = {identity: label for label, identity in enumerate(sorted(set(index.identity[rows].tolist())))}
+    if len(classes) < 2:
+        raise ValueError(f"pre-training a teacher needs aligned faces of at least 2 training identities; found {len(classes)} in {index.root}")
+    torch.manual_seed(seed)
+    network = AdaFaceViT(**vit)
+    modules = nn.ModuleDict({"network": network, "head": AdaFace(network.embed_dim, len(classes))}).to(device).train()
+    sampler = IdentitySampler(rows, index.identity[rows], index.state[rows], P=max(2, batch_size // 2), S=2, K=1, seed=seed)
+    batches = loader(HeadDataset(index, head_size=0, face_size=network.image_size), sampler, workers)
+    steps = epochs * len(sampler)
+    optimiser, schedule = make_optimiser(modules, lr=lr, weight_decay=0.05, steps=steps, warmup=100)
+    scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
+    progress, step = Progress("teacher", steps), 0
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        for batch in batches:
+            step += 1
+            if not len(batch.row):
+                continue
+            labels = torch.tensor([classes[identity] for identity in batch.identity.tolist()], device=device)
+            faces = augment(to_unit(batch.face.to(device, non_blocking=True)), degrees=4, zoom=0.05, shift=0.03)
+            with autocast(device, dtype):
+                z = network(faces)
+            logits = modules["head"](z, labels)
+            loss = F.cross_entropy(logits, labels)
+            right = (logits.argmax(dim=1) == labels).float().mean()
+            terms = check_finite({"AdaFace": loss, "accuracy": right}, step, schedule.get_last_lr()[0])
+            update(loss, modules, optimiser, schedule, scaler)
+            progress.show(step, terms, len(labels), force=step == steps)
+    save_checkpoint(path, {"kind": "teacher", "model_args": {**vit, "embed_dim": network.embed_dim}, "model": network.cpu().state_dict(),
+                           "trained": [index.names[identity] for identity in classes]})
+
+
+def network_options(parser):
+    """Sizes, device and seed; shared with train.py."""
+    group = parser.add_argument_group("network")
+    for name, (toy, own, what) in SIZES.items():
+        group.add_argument("--" + name, type=int, help=f"{what}; none: {toy} in the toy world, {own} with --data")
+    machine_options(parser)
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights, batches and augmentation")
+
+
+def machine_options(parser):
+    """Where it runs; shared with train.py and evaluate.py."""
+    group = parser.add_argument_group("machine")
+    group.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1), help="processes that read pictures")
+    group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ...; auto: a GPU where there is one")
+    group.add_argument("--amp", choices=["auto", "bf16", "fp16", "off"], default="auto", help="mixed precision; auto: bf16 or fp16 on a GPU, off on a CPU")
+
+
+def check_numbers(settings, **least):
+    """Each named option must be a finite number of at least this much; ValueError says which is not."""
+    for name, low in least.items():
+        value = getattr(settings, name)
+        if value is not None and not (math.isfinite(value) and value >= low):
+            raise ValueError(f"--{name.replace('_', '-')} must be a number of at least {low}; got {value}")
+
+
+def vit_sizes(settings):
+    """Parsed options -> keyword arguments of a VisionTransformer; options not given take their default for the data."""
+    given = {name: getattr(settings, name) or SIZES[name][0 if settings.data is None else 1] for name in SIZES}
+    return dict(image_size=given["size"], patch_size=given["patch"], dim=given["dim"], depth=given["depth"], heads=given["heads"])
+
+
+def main(argv=None):
+    parser = Parser("Pre-train an AdaFace teacher on the aligned faces of the training identities.")
+    data_options(parser)
+    network_options(parser)
+    parser.add_argument("--out", metavar="FILE", default="runs/teacher.pt", help="where the teacher goes")
+    parser.add_argument("--epochs", type=int, default=8, help="times through the faces")
+    parser.add_argument("--batch-size", type=int, default=128, help="faces a step")
+    parser.add_argument("--lr", type=float, default=1e-3, help="highest learning rate")
+    settings = parser.parse_args(argv)
+    check_numbers(settings, epochs=1, batch_size=2, lr=1e-12, workers=0, **dict.fromkeys(SIZES, 1))
+    device, dtype = choose_device(settings.device, settings.amp)
+    os.makedirs(os.path.dirname(settings.out) or ".", exist_ok=True)
+    index = open_data(settings)
+    pretrain(index, ~split_identities(index.names), settings.out, vit=vit_sizes(settings), epochs=settings.epochs, batch_size=settings.batch_size,
+             lr=settings.lr, seed=settings.seed, workers=settings.workers, device=device, dtype=dtype)
+    print(f"teacher: {settings.out}")
+
+
+if __name__ == "__main__":
+    command_line(main)

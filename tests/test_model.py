@@ -1,0 +1,167 @@
+"""model.py: released names and sizes, the tokens and designs, and checkpoint files that load strictly or not at all."""
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from model import (Attention, BatchNorm, HeadSimilarity, VisionTransformer, load_model, read_checkpoint, resize_pos_embed, save_checkpoint,
+                   unit_rows)
+
+SMALL = dict(image_size=32, patch_size=8, dim=32, depth=2, heads=4)
+
+
+def student(**options):
+    torch.manual_seed(0)
+    return HeadSimilarity(**SMALL, **options)
+
+
+def heads(n, seed=0):
+    return torch.rand(n, 3, 32, 32, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+
+
+def save_student(path, model, tensors=None):
+    save_checkpoint(path, {"kind": "student", "model_args": dict(design=model.design, **SMALL), "model": tensors or model.state_dict()})
+
+
+def test_the_trunk_has_the_released_names_shapes_and_numbers():
+    with torch.device("meta"):
+        tensors = VisionTransformer().state_dict()
+    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    assert len(shapes) == 269 and sum(math.prod(shape) for shape in shapes.values()) == 63_225_344
+    for name, shape in {"pos_embed": [1, 196, 512], "patch_embed.proj.weight": [512, 3, 8, 8], "patch_embed.proj.bias": [512],
+                        "blocks.23.attn.qkv.weight": [1536, 512], "blocks.0.attn.proj.bias": [512], "blocks.0.norm2.weight": [512],
+                        "blocks.11.mlp.fc1.weight": [1536, 512], "blocks.11.mlp.fc2.bias": [512], "norm.bias": [512]}.items():
+        assert shapes[name] == shape
+    assert "blocks.0.attn.qkv.bias" not in shapes
+
+
+def test_the_student_adds_two_cls_tokens_and_the_released_projections():
+    with torch.device("meta"):
+        shapes = {name: list(tensor.shape) for name, tensor in HeadSimilarity().state_dict().items()}
+    assert len(shapes) == 306 - 12  # the released file without the unused feature head
+    assert shapes["cls_token"] == [1, 2, 512] and shapes["feature_cls.2.weight"] == shapes["head_feature.3.weight"] == [512, 512]
+    assert shapes["feature_cls.3.running_var"] == shapes["head_feature.4.running_var"] == [512] and "feature_cls.0.bias" not in shapes
+
+
+def test_attention_is_the_explicit_softmax():
+    torch.manual_seed(0)
+    attention, x = Attention(16, 4), torch.randn(2, 5, 16)
+    q, k, v = (part.view(2, 5, 4, 4).transpose(1, 2) for part in attention.qkv(x).split(16, dim=2))
+    weights = torch.softmax(q @ k.transpose(2, 3) * 4 ** -0.5, dim=-1)
+    assert torch.allclose(attention(x), attention.proj((weights @ v).transpose(1, 2).reshape(2, 5, 16)), atol=1e-6)
+
+
+def test_cls_tokens_stand_first_and_only_patches_have_positions():
+    model = VisionTransformer(num_cls=2, **SMALL).eval()
+    with torch.no_grad():
+        model.pos_embed.zero_()
+        tokens = model(heads(1))
+        shuffled = model(heads(1).roll(8, dims=3))  # patches change places; without positions only their order changes
+    assert tokens.shape == (1, 2 + 16, 32) and model.pos_embed.shape == (1, 16, 32)
+    assert torch.allclose(tokens[:, :2], shuffled[:, :2], atol=1e-5) and not torch.allclose(tokens[:, 2:], shuffled[:, 2:], atol=1e-5)
+
+
+def test_each_design_reads_the_tokens_it_says():
+    dual_cls, dual_head, shared = (student(design=design).eval() for design in ("dual-cls", "dual-head", "shared"))
+    assert (dual_cls.num_cls, dual_head.num_cls, shared.num_cls) == (2, 1, 1)
+    z = shared(heads(3))
+    assert z.z_id is z.z_head and not hasattr(shared, "head_feature")
+    tokens = dual_cls.tokens(heads(3))
+    assert torch.equal(dual_cls(heads(3)).z_id, dual_cls.feature_cls(tokens[:, 0]))
+    assert torch.equal(dual_cls(heads(3)).z_head, dual_cls.head_feature(tokens[:, 1]))
+    assert torch.equal(dual_head(heads(3)).z_head, dual_head.head_feature(dual_head.tokens(heads(3))[:, 0]))
+
+
+def test_embed_gives_unit_float32_rows_that_pass_gradients_to_the_pictures():
+    model, pictures = student(embed_dim=24).eval(), heads(2).requires_grad_()
+    for which in ("id", "head"):
+        z = model.embed(pictures, which)
+        assert z.shape == (2, 24) and z.dtype == torch.float32 and torch.allclose(z.norm(dim=1), torch.ones(2), atol=1e-6)
+    model.similarity(pictures[:1], pictures[1:]).backward()
+    assert pictures.grad.abs().sum() > 0
+    with pytest.raises(ValueError, match="which must be"):
+        model.embed(pictures, "face")
+
+
+def test_similarity_is_symmetric_and_one_with_itself():
+    model = student().eval()
+    a, b = heads(4), heads(4, seed=1)
+    assert torch.allclose(model.similarity(a, b), model.similarity(b, a), atol=1e-6)
+    assert torch.allclose(model.similarity(a, a), torch.ones(4), atol=1e-5)
+
+
+def test_a_training_batch_of_one_works_and_leaves_the_running_statistics_alone():
+    norm = BatchNorm(4)
+    assert norm(torch.ones(1, 4)).isfinite().all() and norm.num_batches_tracked == 0
+    z = student().train()(heads(1))
+    assert z.z_id.isfinite().all() and z.z_head.isfinite().all()
+
+
+def test_resizing_positions_keeps_a_grid_and_a_linear_ramp():
+    ramp = torch.linspace(0, 1, 14).repeat(14, 1).reshape(1, 196, 1)
+    assert torch.allclose(resize_pos_embed(ramp, (14, 14), (14, 14)), ramp, atol=1e-6)
+    wide = resize_pos_embed(ramp, (14, 14), (14, 28)).view(14, 28)
+    assert torch.allclose(wide[0], wide[7], atol=1e-6) and (wide[0].diff() > 0).all()
+    with pytest.raises(ValueError, match="196 positions"):
+        resize_pos_embed(ramp, (13, 13), (7, 7))
+
+
+@pytest.mark.parametrize("sizes, message", [(dict(image_size=50), "multiple of patch_size: 50 is not one of 8"), (dict(dim=30), "multiple of heads: 30 is not one of 4"),
+                                            (dict(depth=0), "must be positive"), (dict(design="triple"), "design must be one of")])
+def test_impossible_sizes_are_refused_with_the_rule(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        HeadSimilarity(**{**SMALL, **sizes})
+
+
+def test_zero_and_non_finite_rows_have_no_direction():
+    assert torch.allclose(unit_rows(torch.tensor([[3.0, 4.0]])), torch.tensor([[0.6, 0.8]]))
+    for bad in ([0.0, 0.0], [float("nan"), 1.0]):
+        with pytest.raises(ValueError, match="zero or not finite"):
+            unit_rows(torch.tensor([bad]))
+
+
+def test_a_saved_student_loads_from_its_file_alone_and_gives_the_same_embedding(tmp_path):
+    model, path = student(design="dual-head").eval(), str(tmp_path / "a.pt")
+    save_student(path, model)
+    again, preprocess = load_model(path)
+    picture = preprocess(Image.new("L", (50, 70), 200))
+    assert picture.shape == (3, 32, 32) and picture.unique().tolist() == pytest.approx([200 / 127.5 - 1])
+    assert not again.training and torch.equal(again.embed(heads(2)), model.embed(heads(2)))
+    torch.load(path, weights_only=True)
+
+
+def test_a_checkpoint_with_a_missing_or_foreign_tensor_never_loads(tmp_path):
+    model, path = student(), str(tmp_path / "a.pt")
+    tensors = model.state_dict()
+    for wrong in ({name: tensor for name, tensor in tensors.items() if name != "norm.bias"}, {"net." + name: tensor for name, tensor in tensors.items()}):
+        save_student(path, model, wrong)
+        with pytest.raises(ValueError, match="a.pt: its tensors do not fit"):
+            load_model(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 half a zip"])
+def test_a_file_that_is_no_checkpoint_is_one_message_with_its_path(tmp_path, content):
+    (tmp_path / "a.pt").write_bytes(content)
+    with pytest.raises(ValueError, match="a.pt: not a checkpoint"):
+        read_checkpoint(str(tmp_path / "a.pt"), "student")
+    with pytest.raises(ValueError, match="b.pt: no such checkpoint"):
+        read_checkpoint(str(tmp_path / "b.pt"), "student")
+    save_checkpoint(str(tmp_path / "c.pt"), {"kind": "teacher"})
+    with pytest.raises(ValueError, match="expected a student checkpoint of this project, found teacher"):
+        read_checkpoint(str(tmp_path / "c.pt"), "student")
+
+
+def test_a_checkpoint_whose_writing_fails_leaves_the_old_one(tmp_path, monkeypatch):
+    path = str(tmp_path / "a.pt")
+    save_checkpoint(path, {"kind": "student", "step": 1})
+
+    def half(content, file):
+        open(file, "wb").write(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "save", half)
+    with pytest.raises(KeyboardInterrupt):
+        save_checkpoint(path, {"kind": "student", "step": 2})
+    assert read_checkpoint(path, "student")["step"] == 1

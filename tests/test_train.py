@@ -1,0 +1,192 @@
+"""train.py: a run from end to end that must learn, resume that is exact, and refusals."""
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import evaluate
+import train
+from conftest import paint, write_landmarks
+from test_data import FACE
+
+ROOT = os.path.join(os.path.dirname(__file__), "..")
+SMALL = ["--size", "32", "--dim", "48", "--depth", "2", "--heads", "4", "--batch-size", "48", "--workers", "0", "--device", "cpu"]
+SCRIPT = [sys.executable, os.path.join(ROOT, "train.py")]
+
+
+@pytest.fixture(scope="module")
+def learned(toy, tmp_path_factory):
+    """One whole run on the small toy world; -> its folder."""
+    out = str(tmp_path_factory.mktemp("run") / "toy")
+    train.main(["--data", toy, "--out", out, "--epochs", "16", "--teacher-epochs", "10", "--lr", "3e-3", "--eval-every", "8", *SMALL])
+    return out
+
+
+def log(out):
+    with open(os.path.join(out, "log.jsonl"), encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def weights(path):
+    return torch.load(path, weights_only=True)["model"]
+
+
+def test_a_run_learns_head_similarity_of_people_it_never_saw(learned):
+    with open(os.path.join(learned, "results.json"), encoding="utf-8") as file:
+        table = {row["name"]: row for row in json.load(file)["table"]}
+    assert list(table) == ["teacher, aligned faces", "teacher, whole heads", "student, whole heads"]
+    student = table["student, whole heads"]
+    assert student["head"]["auc"] > 0.75
+    assert student["ordering"]["mean"]["R1"] > student["ordering"]["mean"]["R2"] > student["ordering"]["mean"]["R3"]
+
+
+def test_a_run_logs_a_line_an_epoch_and_its_losses_fall(learned):
+    lines = log(learned)
+    assert [line["epoch"] for line in lines] == list(range(1, 17))
+    assert lines[-1]["total"] < 0.8 * lines[0]["total"] and [("head_vr" in line) for line in lines].count(True) == 2
+    assert os.path.getsize(os.path.join(learned, "gallery.png")) > 1000
+
+
+def test_every_file_of_a_run_loads_safely_and_evaluates_to_the_printed_numbers(learned, tmp_path, capsys):
+    for name in ("teacher.pt", "last.pt", "best.pt"):
+        torch.load(os.path.join(learned, name), weights_only=True)
+    evaluate.main(["--ckpt", os.path.join(learned, "best.pt"), "--json", str(tmp_path / "again.json"), "--workers", "0", "--batch-size", "7"])
+    first, again = (json.load(open(path, encoding="utf-8"))["table"][-1] for path in (os.path.join(learned, "results.json"), tmp_path / "again.json"))
+    assert again["pairs"] == first["pairs"] and again["identity"]["auc"] == pytest.approx(first["identity"]["auc"], abs=1e-5)
+    assert "student, whole heads" in capsys.readouterr().out
+
+
+def test_evaluating_people_that_were_trained_on_shows_a_notice(learned, toy, capsys):
+    evaluate.main(["--ckpt", os.path.join(learned, "best.pt"), "--data", toy, "--workers", "0"])
+    assert "of 48 identities have names that this student was trained on" in capsys.readouterr().out
+
+
+def test_four_epochs_equal_two_and_two_resumed(learned, toy, tmp_path, monkeypatch):
+    options = ["--data", toy, "--teacher", os.path.join(learned, "teacher.pt"), "--epochs", "4", "--steps", "3", *SMALL]
+    train.main([*options, "--out", str(tmp_path / "straight")])
+    save = train.save
+
+    def save_and_stop(run, name):
+        save(run, name)
+        if name == "last.pt" and run.epoch == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "save", save_and_stop)
+    with pytest.raises(KeyboardInterrupt):
+        train.main([*options, "--out", str(tmp_path / "halves")])
+    monkeypatch.setattr(train, "save", save)
+    with open(tmp_path / "halves" / "log.jsonl", "a", encoding="utf-8") as file:
+        file.write('{"epoch": 3, "torn')
+    train.main(["--resume", str(tmp_path / "halves" / "last.pt")])
+    straight, halves = (weights(tmp_path / name / "last.pt") for name in ("straight", "halves"))
+    assert all(torch.allclose(straight[name].float(), halves[name].float(), atol=1e-6) for name in straight)
+    untimed = [[{**line, "seconds": 0} for line in log(tmp_path / name)] for name in ("straight", "halves")]
+    assert untimed[0] == untimed[1]
+
+
+def test_resuming_a_finished_run_says_so_and_changes_nothing(learned, capsys):
+    before = open(os.path.join(learned, "last.pt"), "rb").read()
+    train.main(["--resume", os.path.join(learned, "last.pt")])
+    assert "this run is finished" in capsys.readouterr().out and open(os.path.join(learned, "last.pt"), "rb").read() == before
+
+
+def test_a_run_folder_is_never_overwritten(learned, toy):
+    with pytest.raises(ValueError, match="holds a run already"):
+        train.main(["--data", toy, "--out", learned, *SMALL])
+
+
+def test_a_worse_evaluation_never_replaces_best(learned, toy, tmp_path, monkeypatch):
+    scores = iter([{"identity_vr": 0.5, "head_vr": 0.5}, {"identity_vr": 0.4, "head_vr": 0.5}])
+    monkeypatch.setattr(train, "score", lambda run: next(scores))
+    train.main(["--data", toy, "--teacher", os.path.join(learned, "teacher.pt"), "--out", str(tmp_path / "run"), "--epochs", "2", "--steps", "1", "--eval-every", "1", *SMALL])
+    best, last = (torch.load(tmp_path / "run" / name, weights_only=True) for name in ("best.pt", "last.pt"))
+    assert (best["epoch"], best["best"], last["epoch"]) == (1, 0.5, 2)
+
+
+def test_the_frozen_teacher_stays_as_it_is_and_outside_the_checkpoint(learned, toy, tmp_path):
+    settings = train.parse(["--data", toy, "--teacher", os.path.join(learned, "teacher.pt"), "--out", str(tmp_path / "run"), "--steps", "3", *SMALL])
+    train.open_run(settings)
+    run = train.prepare(settings, torch.device("cpu"), None)
+    before = {name: tensor.clone() for name, tensor in run.teacher.state_dict().items()}
+    train.train_epoch(run)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in run.teacher.state_dict().items()) and not run.teacher.training
+    trained = {id(parameter) for group in run.optimiser.param_groups for parameter in group["params"]}
+    assert trained == {id(parameter) for parameter in run.student.parameters()}
+    assert not any(name.startswith("feature.") for name in run.student.state_dict())
+
+
+def test_the_student_trunk_starts_from_a_teacher_of_its_sizes_only(learned, toy, tmp_path, capsys):
+    teacher = ["--data", toy, "--teacher", os.path.join(learned, "teacher.pt"), "--out", str(tmp_path / "run")]
+    frozen = train.load_teacher(teacher[3])
+    same = train.make_student(train.parse([*teacher, *SMALL]), frozen)
+    assert torch.equal(same.blocks[1].mlp.fc2.weight, frozen.blocks[1].mlp.fc2.weight) and "29 of 29 tensors from the teacher" in capsys.readouterr().out
+    train.make_student(train.parse([*teacher, *SMALL, "--depth", "1"]), frozen)
+    assert "from scratch" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("design", ["dual-head", "shared"])
+def test_the_ablation_designs_and_no_alignment_train(toy, tmp_path, design):
+    train.main(["--data", toy, "--out", str(tmp_path / design), "--design", design, "--align-weight", "0", "--aggregate", "mean", "--epochs", "1", "--steps", "2", *SMALL])
+    line = log(tmp_path / design)[0]
+    assert line["total"] == pytest.approx(line["id"] + line["head"], rel=1e-5)
+    assert "teacher.pt" not in os.listdir(tmp_path / design)
+
+
+def test_heads_without_faces_train_beside_faces_and_unreadable_pictures_are_counted(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    names = [f"{person}/s{state}/{frame}.png" for person in "ABCDEF" for state in range(2) for frame in range(2)]
+    for name in names:
+        paint(f"{tmp_path}/heads/{name}", colour=tuple(rng.integers(0, 256, 3).tolist()), size=(80, 80))
+    write_landmarks(tmp_path / "heads", {name: FACE for name in names if "/s0/" in name})
+    (tmp_path / "heads" / "A" / "s0" / "9.jpg").write_bytes(b"\xff\xd8\xff")
+    (tmp_path / "heads" / "B" / "s0" / "9.jpg").write_bytes(b"\xff\xd8\xff")
+    train.main(["--data", str(tmp_path / "heads"), "--out", str(tmp_path / "run"), "--epochs", "2", "--steps", "4", "--teacher-epochs", "1", *SMALL])
+    out = capsys.readouterr().out
+    assert "faces: 12 of 26 pictures" in out and "notice: only 4 training identities" in out
+    assert "unreadable pictures were left out of training" in out and "9.jpg: not a readable picture" in out
+    assert all(np.isfinite(line["total"]) for line in log(tmp_path / "run"))
+
+
+def test_a_folder_without_any_face_names_the_three_ways_out(tiny, tmp_path):
+    with pytest.raises(ValueError, match="landmarks.csv, or use --faces DIR, or --align-weight 0"):
+        train.main(["--data", tiny, "--out", str(tmp_path / "run"), *SMALL])
+
+
+def test_training_goes_on_where_nothing_can_be_evaluated(tiny, tmp_path, capsys):
+    train.main(["--data", tiny, "--out", str(tmp_path / "run"), "--align-weight", "0", "--epochs", "1", *SMALL])
+    assert "nobody is held out" in capsys.readouterr().out and os.path.exists(tmp_path / "run" / "best.pt")
+
+
+def test_an_exploding_loss_stops_the_run_and_leaves_the_checkpoints_intact(learned, toy, tmp_path):
+    with pytest.raises(ValueError, match=r"stopped at step \d+: the \w+ loss is (nan|inf) \(learning rate"):
+        train.main(["--data", toy, "--teacher", os.path.join(learned, "teacher.pt"), "--out", str(tmp_path / "run"), "--lr", "1e30", "--epochs", "30", "--steps", "1", *SMALL])
+    assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "run" / "last.pt").values())
+
+
+@pytest.mark.parametrize("options, message", [
+    (["--epochs", "0"], "--epochs must be a number of at least 1; got 0"), (["--batch-size", "0"], "--batch-size must"), (["--lr", "nan"], "--lr must"),
+    (["--fars", "2"], "false accept rate must lie in"), (["--epochs", "many"], "invalid int value: 'many'"), (["--design", "triple"], "invalid choice"),
+    (["--resume", "nowhere.pt"], "no such checkpoint file"), (["--temperature", "0"], "--temperature must"), (["--margins", "nan", "0"], "--margins must"),
+    (["--align-weight", "0", "--hier-weight", "0"], "nothing to learn"), (["--size", "50"], "multiple of patch_size"), (["--dim", "50"], "multiple of heads"),
+    (["--batch-size", "6"], "--batch-size must be at least --states x --frames x 2")])
+def test_an_impossible_value_is_refused_before_anything_is_made(options, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        train.main(options)
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("options", [["--epochs", "0"], ["--data", "missing"], ["--out", "/dev/null/run"], ["--lr", "high"]])
+def test_the_command_line_says_it_in_one_line_and_exits_with_2(options, tmp_path):
+    done = subprocess.run([*SCRIPT, *options], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and done.stderr.startswith("train.py: ")
+
+
+def test_help_shows_every_default():
+    done = subprocess.run([*SCRIPT, "--help"], capture_output=True, text=True, timeout=60)
+    options = [line for line in done.stdout.split("options:")[1].split("\n  -")[1:] if not line.startswith("h,")]
+    assert done.returncode == 0 and len(options) > 30 and all("(default: " in option or "none:" in option for option in options)

@@ -1,0 +1,262 @@
+"""Train the student of Head Similarity (arXiv 2605.07766): distilled from a frozen AdaFace teacher, and ordered by
+the Softplus hierarchical loss on both of its embeddings.
+
+    python train.py                              # the toy world, made on first use under runs/
+    python train.py --data PATH                  # your folders (layout: data.py)
+    python train.py --resume runs/NAME/last.pt   # go on where a run stopped
+
+A run writes runs/NAME/: teacher.pt, last.pt (to resume), best.pt (to use), log.jsonl, results.json, gallery.png.
+"""
+import itertools
+import json
+import math
+import os
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+import evaluate
+from data import HeadDataset, IdentitySampler, Parser, augment, command_line, data_options, loader, open_data, split_identities
+from losses import alignment_loss, hierarchical_loss
+from model import DESIGNS, HeadSimilarity, read_checkpoint, save_checkpoint, to_unit
+from teacher import (SIZES, Progress, autocast, check_finite, check_numbers, choose_device, load_teacher, make_optimiser,
+                     network_options, pretrain, update, vit_sizes)
+
+
+# ---------------------------------------------------------------- settings
+
+def parse(argv=None):
+    """Command line -> settings, checked before any data is read. With --resume the stored settings are the defaults."""
+    parser = Parser("Train a Head Similarity student.")
+    data_options(parser)
+    network_options(parser)
+    group = parser.add_argument_group("student and losses")
+    group.add_argument("--design", choices=list(DESIGNS), default="dual-cls", help="two CLS tokens (the paper's), or an ablation")
+    group.add_argument("--teacher", metavar="FILE", help="teacher.pt of an earlier run; none: one is pre-trained in the run folder, or found there")
+    group.add_argument("--align-weight", type=float, default=1.0, help="weight of the alignment with the teacher; 0: no teacher")
+    group.add_argument("--hier-weight", type=float, default=1.0, help="weight of the hierarchical loss")
+    group.add_argument("--head-weight", type=float, default=1.0, help="weight of z_head within the hierarchical loss, beside 1 for z_id")
+    group.add_argument("--margins", type=float, nargs=2, default=[0.1, 0.1], metavar=("M12", "M23"), help="R1 over R2 and R2 over R3, in cosine")
+    group.add_argument("--temperature", type=float, default=0.1, help="t of the hierarchical loss, in cosine")
+    group.add_argument("--aggregate", choices=["lse", "mean"], default="lse", help="over an anchor's pairs: the hardest count most, or all alike")
+    group = parser.add_argument_group("schedule")
+    group.add_argument("--epochs", type=int, default=10, help="times through the training pictures")
+    group.add_argument("--teacher-epochs", type=int, default=8, help="the same for a teacher that is pre-trained first")
+    group.add_argument("--steps", type=int, help="steps an epoch; none: as many as show every picture about once")
+    group.add_argument("--batch-size", type=int, default=128, help="pictures a step: identities x states x frames")
+    group.add_argument("--states", type=int, default=2, help="appearance states of an identity in a batch")
+    group.add_argument("--frames", type=int, default=2, help="frames of a state in a batch")
+    group.add_argument("--lr", type=float, default=1e-3, help="highest learning rate, after the warm-up")
+    group.add_argument("--weight-decay", type=float, default=0.05, help="AdamW's, on matrices only")
+    group = parser.add_argument_group("run")
+    group.add_argument("--out", metavar="DIR", help="run folder; none: a new one, runs/<data>-<design>")
+    group.add_argument("--resume", metavar="FILE", help="go on from this last.pt, with its settings; none: a new run")
+    group.add_argument("--eval-every", type=int, default=5, help="epochs between evaluations on the held-out identities")
+    group.add_argument("--fars", type=float, nargs="+", default=list(evaluate.FARS), help="false accept rates; best.pt is chosen by the first")
+    settings = parser.parse_args(argv)
+    if settings.resume:
+        parser.set_defaults(**read_checkpoint(settings.resume, "student")["settings"])
+        settings = parser.parse_args(argv)
+        settings.out = os.path.dirname(settings.resume) or "."
+    evaluate.check_fars(settings.fars)
+    check_numbers(settings, align_weight=0, hier_weight=0, head_weight=0, temperature=1e-6, epochs=1, teacher_epochs=1, steps=1,
+                  batch_size=2, states=1, frames=1, lr=1e-12, weight_decay=0, eval_every=1, workers=0, **dict.fromkeys(SIZES, 1))
+    if not all(math.isfinite(margin) for margin in settings.margins):
+        raise ValueError(f"--margins must be two finite numbers; got {settings.margins}")
+    if settings.batch_size < 2 * settings.states * settings.frames:
+        raise ValueError(f"--batch-size must be at least --states x --frames x 2 = {2 * settings.states * settings.frames}, so that a batch holds two "
+                         f"identities; got {settings.batch_size}")
+    with torch.device("meta"):  # no memory: only to hear now that the sizes are impossible
+        HeadSimilarity(**vit_sizes(settings))
+    if settings.align_weight == settings.hier_weight == 0:
+        raise ValueError("--align-weight and --hier-weight are both 0: there is nothing to learn")
+    return settings
+
+
+def open_run(settings):
+    """Make the run folder; a run that is there already is never overwritten."""
+    if settings.out is None:
+        name = "toy" if settings.data is None else os.path.basename(os.path.abspath(settings.data))
+        names = itertools.chain([f"{name}-{settings.design}"], (f"{name}-{settings.design}-{i}" for i in itertools.count(2)))
+        settings.out = next(out for out in (os.path.join("runs", name) for name in names) if not os.path.exists(os.path.join(out, "last.pt")))
+    elif not settings.resume and os.path.exists(os.path.join(settings.out, "last.pt")):
+        raise ValueError(f"{settings.out} holds a run already: go on with --resume {os.path.join(settings.out, 'last.pt')}, or choose another --out")
+    os.makedirs(settings.out, exist_ok=True)
+
+
+# ---------------------------------------------------------------- what a run is made of
+
+def prepare(settings, device, dtype):
+    """Settings -> everything that a run needs: data, frozen teacher, student, batches, optimiser, schedule, scaler."""
+    index = open_data(settings)
+    held_out = split_identities(index.names)
+    train_rows, test_rows = (np.flatnonzero(part[index.identity]) for part in (~held_out, held_out))
+    print(f"split: {int((~held_out).sum())} training identities, {int(held_out.sum())} held out", flush=True)
+    teacher, teacher_path = prepare_teacher(settings, index, ~held_out, device, dtype)
+    student = make_student(settings, teacher).to(device)
+    sampler = IdentitySampler(train_rows, index.identity[train_rows], index.state[train_rows], S=settings.states, K=settings.frames,
+                              P=max(1, settings.batch_size // (settings.states * settings.frames)), seed=settings.seed, steps=settings.steps)
+    print("\n".join([f"notice: {line}" for line in sampler.notices] + [f"batches: {sampler.P} identities x {sampler.S} states x {sampler.K} frames, {len(sampler)} an epoch"]), flush=True)
+    batches = loader(HeadDataset(index, head_size=student.image_size, face_size=teacher.image_size if teacher else 0), sampler, settings.workers)
+    optimiser, schedule = make_optimiser(student, lr=settings.lr, weight_decay=settings.weight_decay, steps=settings.epochs * len(sampler), warmup=200)
+    scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
+    trained = [name for name, out in zip(index.names, held_out) if not out]
+    return SimpleNamespace(settings=settings, device=device, dtype=dtype, index=index, test_rows=test_rows, trained=trained, teacher=teacher,
+                           teacher_path=teacher_path, student=student, sampler=sampler, batches=batches, optimiser=optimiser,
+                           schedule=schedule, scaler=scaler, epoch=0, step=0, best=None, unreadable=set())
+
+
+def prepare_teacher(settings, index, people, device, dtype):
+    """-> (frozen teacher, its path), or (None, None) without alignment; pre-trained on the identities `people` if need be."""
+    if not settings.align_weight:
+        return None, None
+    if not index.has_face.any():
+        raise ValueError(f"{index.root} has no aligned faces to distil from: give it a landmarks.csv, or use --faces DIR, or --align-weight 0")
+    path = os.path.abspath(settings.teacher or os.path.join(settings.out, "teacher.pt"))
+    if not settings.teacher and not os.path.exists(path):
+        print("teacher: none given, so one is pre-trained on the training identities' aligned faces", flush=True)
+        pretrain(index, people, path, vit=vit_sizes(settings), epochs=settings.teacher_epochs, batch_size=settings.batch_size, lr=1e-3,
+                 seed=settings.seed, workers=settings.workers, device=device, dtype=dtype)
+    print(f"teacher: {path}", flush=True)
+    return load_teacher(path).to(device), path
+
+
+def make_student(settings, teacher):
+    """A new student; its trunk starts from the teacher's where the two have the same shapes."""
+    vit = vit_sizes(settings)
+    torch.manual_seed(settings.seed)
+    student = HeadSimilarity(design=settings.design, embed_dim=teacher.embed_dim if teacher else None, **vit)
+    print(f"student: {settings.design}, {sum(p.numel() for p in student.parameters()) / 1e6:.1f} M parameters, {vit['image_size']} x {vit['image_size']} px")
+    if teacher:
+        trunk = {name: tensor for name, tensor in teacher.state_dict().items() if not name.startswith("feature.")}
+        own = student.state_dict()
+        if all(name in own and own[name].shape == tensor.shape for name, tensor in trunk.items()):
+            student.load_state_dict({**own, **trunk})
+            print(f"student trunk: {len(trunk)} of {len(trunk)} tensors from the teacher", flush=True)
+        else:
+            print("student trunk: from scratch, since the teacher's has other sizes", flush=True)
+    return student
+
+
+# ---------------------------------------------------------------- one step, one epoch
+
+def losses_of(run, batch):
+    """One batch -> {"align", "id", "head", "total"}: scalar losses."""
+    settings, to = run.settings, lambda tensor: tensor.to(run.device, non_blocking=True)
+    identity, state, has_face = to(batch.identity), to(batch.state), to(batch.has_face)
+    with autocast(run.device, run.dtype):
+        z_id, z_head = run.student(augment(to_unit(to(batch.head))))           # (B, E) each
+        with torch.no_grad():
+            z_t = run.teacher(to_unit(to(batch.face))) if run.teacher else z_id  # (B, E), of the aligned face
+    hierarchy = dict(m12=settings.margins[0], m23=settings.margins[1], t=settings.temperature, aggregate=settings.aggregate)
+    terms = {"align": alignment_loss(z_t, z_id, has_face),
+             "id": hierarchical_loss(z_id, identity, state, **hierarchy),
+             "head": hierarchical_loss(z_head, identity, state, **hierarchy)}
+    total = settings.align_weight * terms["align"] + settings.hier_weight * (terms["id"] + settings.head_weight * terms["head"])
+    return {**terms, "total": total}
+
+
+def train_epoch(run):
+    """One epoch; -> mean loss terms."""
+    sums, done = {}, 0
+    run.student.train()
+    run.sampler.set_epoch(run.epoch)
+    progress = Progress(f"epoch {run.epoch + 1}/{run.settings.epochs}, step", run.settings.epochs * len(run.sampler), done=run.step)
+    for batch in run.batches:
+        run.step += 1
+        for message in set(batch.unreadable) - run.unreadable:
+            print(f"warning: left out: {message}", flush=True)
+        run.unreadable |= set(batch.unreadable)
+        if not len(batch.row):
+            continue
+        terms = losses_of(run, batch)
+        values = check_finite(terms, run.step, run.schedule.get_last_lr()[0])
+        update(terms["total"], run.student, run.optimiser, run.schedule, run.scaler)
+        sums, done = {name: sums.get(name, 0) + value for name, value in values.items()}, done + 1
+        progress.show(run.step, values, len(batch.row), force=run.step % len(run.sampler) == 0)
+    return {name: value / done for name, value in sums.items()}
+
+
+# ---------------------------------------------------------------- evaluation, checkpoints, log
+
+def score(run):
+    """The student on the held-out identities: {"identity_vr", "head_vr", ...} at the first FAR; None where there are no pairs."""
+    fars = run.settings.fars[:1]
+    table, *_ = evaluate.evaluate(run.student.eval(), None, run.index, run.test_rows, fars=fars, device=run.device, dtype=run.dtype, workers=run.settings.workers)
+    if not table:
+        return {}
+    row = table[-1]
+    return {f"{task}_{what}": row[task]["vr"][fars[0]] if what == "vr" else row[task]["auc"] for task in ("identity", "head") for what in ("vr", "auc")}
+
+
+def save(run, name):
+    """Write runs/NAME/<name>: tensors and plain Python values only."""
+    settings = {key: value for key, value in vars(run.settings).items() if key not in ("resume", "out")}
+    vit = vit_sizes(run.settings)
+    save_checkpoint(os.path.join(run.settings.out, name), {
+        "kind": "student", "model": run.student.state_dict(), "settings": settings, "teacher": run.teacher_path, "trained": run.trained,
+        "model_args": dict(design=run.settings.design, embed_dim=run.teacher.embed_dim if run.teacher else None, **vit),
+        "optimiser": run.optimiser.state_dict(), "schedule": run.schedule.state_dict(), "scaler": run.scaler.state_dict(),
+        "epoch": run.epoch, "step": run.step, "best": run.best,
+        "random": {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if run.device.type == "cuda" else []}})
+
+
+def resume(run):
+    """Put a run back to where its last.pt was written, and its log too."""
+    checkpoint = read_checkpoint(run.settings.resume, "student")
+    run.student.load_state_dict(checkpoint["model"])
+    for part in ("optimiser", "schedule", "scaler"):
+        getattr(run, part).load_state_dict(checkpoint[part])
+    run.epoch, run.step, run.best = checkpoint["epoch"], checkpoint["step"], checkpoint["best"]
+    torch.set_rng_state(checkpoint["random"]["cpu"])
+    if run.device.type == "cuda":
+        torch.cuda.set_rng_state_all(checkpoint["random"]["cuda"])
+    log = os.path.join(run.settings.out, "log.jsonl")
+    with open(log, encoding="utf-8") as file:
+        lines = file.readlines()[:run.epoch]  # a line an epoch; what a killed run wrote later is done again
+    with open(log, "w", encoding="utf-8") as file:
+        file.writelines(lines)
+    print(f"resumed: {run.settings.resume}, after epoch {run.epoch} of {run.settings.epochs}", flush=True)
+
+
+# ---------------------------------------------------------------- the run
+
+def main(argv=None):
+    settings = parse(argv)
+    device, dtype = choose_device(settings.device, settings.amp)
+    open_run(settings)
+    print(f"run folder: {settings.out}\ndevice: {device}, precision: {str(dtype or torch.float32).removeprefix('torch.')}", flush=True)
+    run = prepare(settings, device, dtype)
+    if settings.resume:
+        resume(run)
+        if run.epoch >= settings.epochs:
+            print(f"this run is finished; to train longer, add --epochs {2 * settings.epochs}")
+            return
+    else:
+        print("settings: " + json.dumps(vars(settings)), flush=True)
+    while run.epoch < settings.epochs:
+        started = time.time()
+        line = {"epoch": run.epoch + 1, "lr": run.schedule.get_last_lr()[0], **train_epoch(run), "seconds": round(time.time() - started, 2)}
+        run.epoch += 1
+        if run.epoch % settings.eval_every == 0 or run.epoch == settings.epochs:
+            scores = score(run)
+            line |= scores
+            rates = [value for name, value in scores.items() if name.endswith("_vr") and value is not None]
+            mean = sum(rates) / len(rates) if rates else 0.0
+            print(f"held out, epoch {run.epoch}: " + "  ".join(f"{name} {evaluate.show(value)}" for name, value in scores.items()), flush=True)
+            if run.best is None or mean >= run.best:
+                run.best = mean
+                save(run, "best.pt")
+        with open(os.path.join(settings.out, "log.jsonl"), "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        save(run, "last.pt")
+    if run.unreadable:
+        print(f"warning: {len(run.unreadable)} unreadable pictures were left out of training")
+    evaluate.report(os.path.join(settings.out, "best.pt"), run.index, run.test_rows, fars=settings.fars, device=device, dtype=dtype, workers=settings.workers,
+                    json_file=os.path.join(settings.out, "results.json"), sheet=os.path.join(settings.out, "gallery.png"))
+
+
+if __name__ == "__main__":
+    command_line(main)
