@@ -92,11 +92,12 @@ def align_face(image, points, size=112):
     Raises ValueError for another shape, NaN, or points that do not look like a face in this order."""
     points = np.asarray(points, dtype=np.float64)
     if points.shape != (5, 2) or not np.isfinite(points).all():
-        raise ValueError(f"landmarks must be 5 finite points of x and y, shape (5, 2); got shape {points.shape}: {points.tolist()}")
+        raise ValueError(f"landmarks must be 5 finite points of x and y, shape (5, 2); got shape {points.shape}: "
+                         f"{points.tolist()}")
     a, b, residual = face_transform(points)
     if not residual <= MAX_RESIDUAL:
-        raise ValueError(f"landmarks do not fit a face (residual {residual:.1f} of at most {MAX_RESIDUAL:.0f} px; order: left eye, "
-                         f"right eye, nose, left and right mouth corner as seen in the picture): {points.tolist()}")
+        raise ValueError(f"landmarks do not fit a face (residual {residual:.1f} of at most {MAX_RESIDUAL:.0f} px; order: left "
+                         f"eye, right eye, nose, left and right mouth corner, as seen in the picture): {points.tolist()}")
     return warp_face(image, a, b, size)
 
 
@@ -135,8 +136,8 @@ class HeadIndex:
         return os.fsdecode(self.paths[row])
 
     def summary(self):
-        return (f"{self.root}: {len(self.names)} identities, {len(np.unique(self.state))} appearance states, {len(self.paths)} pictures\n"
-                f"faces: {int(self.has_face.sum())} of {len(self.paths)} pictures")
+        return (f"{self.root}: {len(self.names)} identities, {len(np.unique(self.state))} appearance states, "
+                f"{len(self.paths)} pictures\nfaces: {int(self.has_face.sum())} of {len(self.paths)} pictures")
 
 
 def scan_heads(root, *, faces=None, segment_frames=0, segment_gap=0):
@@ -146,9 +147,11 @@ def scan_heads(root, *, faces=None, segment_frames=0, segment_gap=0):
     state; segment_gap M drops M numbers between windows, so that neighbours that look alike are not called
     different (our reading). Raises ValueError where no picture stands where the layout wants it."""
     if segment_frames < 0 or segment_gap < 0 or (segment_gap and not segment_frames):
-        raise ValueError(f"--segment-frames and --segment-gap must be >= 0, and a gap needs frames; got {segment_frames} and {segment_gap}")
+        raise ValueError("--segment-frames and --segment-gap must be >= 0, and a gap needs frames; "
+                         f"got {segment_frames} and {segment_gap}")
     if not os.path.isdir(root):
-        raise ValueError(f"{root}: {'a file' if os.path.exists(root) else 'no such folder'}; expected a folder laid out as {LAYOUT}")
+        what = "a file" if os.path.exists(root) else "no such folder"
+        raise ValueError(f"{root}: {what}; expected a folder laid out as {LAYOUT}")
     identities, stray = list_folder(root)
     names, found, empty, deep = [], [], [], []       # found: (relative path, identity, state key)
     for name in identities:
@@ -167,15 +170,16 @@ def scan_heads(root, *, faces=None, segment_frames=0, segment_gap=0):
     if not found:
         raise ValueError(f"{root}: no pictures laid out as {LAYOUT}; found {len(stray)} pictures directly in the folder, "
                          f"{len(identities)} folders in it, {len(deep)} folders below the segments")
-    notes = [note(stray, "pictures outside an identity folder"), note(empty, "empty folders"), note(deep, "folders below a segment")]
+    dropped = []
     if segment_frames:
         found, dropped = cut_segments(found, segment_frames, segment_gap)
-        notes.append(note(dropped, "frames in the gaps between segments"))
+    notes = [*note(stray, "pictures outside an identity folder"), *note(empty, "empty folders"),
+             *note(deep, "folders below a segment"), *note(dropped, "frames in the gaps between segments")]
     keys = {}
     state = [keys.setdefault((identity, key), len(keys)) for _, identity, key in found]
     index = HeadIndex(root, faces, names, np.array([os.fsencode(path) for path, _, _ in found]),
                       np.array([identity for _, identity, _ in found]), np.array(state),
-                      np.zeros((len(found), 2), complex), np.zeros(len(found), bool), [line for line in notes if line])
+                      np.zeros((len(found), 2), complex), np.zeros(len(found), bool), notes)
     add_faces(index)
     return index
 
@@ -194,17 +198,19 @@ def list_folder(path):
     return sorted(folders), sorted(pictures)
 
 
-def note(items, what):
-    return f"skipped: {len(items)} {what} (first: {items[0]})" if items else ""
+def note(items, what, verb="skipped"):
+    """A list of one line about some paths, or of none."""
+    return [f"{verb}: {len(items)} {what} (first: {items[0]})"] if items else []
 
 
 def cut_segments(found, frames, gap):
     """Replace the state key of each (path, identity, key) by its window of frame numbers; -> (kept, dropped paths)."""
-    numbers = [re.search(r"(\d+)\D*$", os.path.splitext(os.path.basename(path))[0]) for path, _, _ in found]
-    for number, (path, _, _) in zip(numbers, found):
-        if number is None:
+    numbers = []
+    for path, _, _ in found:
+        digits = re.search(r"(\d+)\D*$", os.path.splitext(os.path.basename(path))[0])  # the last number in the name
+        if digits is None:
             raise ValueError(f"{path}: --segment-frames needs frame numbers in the file names")
-    numbers = [int(number.group(1)) for number in numbers]
+        numbers.append(int(digits.group(1)))
     start = min(1, min(numbers))  # frames are counted from 0, or from 1 where no file is numbered 0
     kept, dropped = [], []
     for number, (path, identity, _) in zip(numbers, found):
@@ -250,10 +256,10 @@ def add_faces(index):
             index.has_face[row] = False
             outside.append(index.path(row))
     index.similarity[:] = np.where(index.has_face[:, None], np.stack([a, b], axis=1), 0)
-    index.notes += [line.replace("skipped:", "no face:") for line in (
-        note(missing, "landmark rows with missing numbers"), note(outside, "pictures whose landmarks lie outside"),
-        note(misfit, f"pictures whose landmarks do not fit a face: wrong order, or residual above {MAX_RESIDUAL:.0f} px"),
-        note(unknown, "landmark rows that name no picture")) if line]
+    index.notes += [*note(missing, "landmark rows with missing numbers", "no face"),
+                    *note(misfit, f"pictures whose landmarks fit no face: wrong order, or residual above {MAX_RESIDUAL:.0f} px", "no face"),
+                    *note(outside, "pictures whose landmarks lie far outside", "no face"),
+                    *note(unknown, "landmark rows that name no picture", "ignored")]
 
 
 def read_landmarks(file):
@@ -267,7 +273,7 @@ def read_landmarks(file):
             if not fields:
                 continue
             try:
-                numbers = np.array([float(value) if value.strip() else np.nan for value in fields[1:]]).reshape(5, 2)
+                numbers = np.array([float(value or "nan") for value in fields[1:]]).reshape(5, 2)
             except ValueError as error:
                 raise ValueError(f"{file}, line {table.line_num}: expected a path and 10 numbers, shape (5, 2); "
                                  f"got {len(fields) - 1} fields: {','.join(fields[1:])}") from error
@@ -286,7 +292,8 @@ def split_identities(names, held_out=0.25):
 
     A hash of the name decides, so that adding a person moves nobody else. Where the hash holds out fewer than
     two of four or more, the two with the smallest hash are held out, since one person makes no impostor pair."""
-    hashes = np.array([int.from_bytes(hashlib.sha256(os.fsencode(normal(name))).digest()[:4], "big") / 2 ** 32 for name in names])
+    digests = [hashlib.sha256(os.fsencode(normal(name))).digest()[:4] for name in names]
+    hashes = np.array([int.from_bytes(digest, "big") / 2 ** 32 for digest in digests])
     out = hashes < held_out
     if held_out > 0 and out.sum() < 2 and len(names) >= 4:
         out = np.isin(np.arange(len(names)), np.argsort(hashes)[:2])
@@ -315,10 +322,10 @@ class IdentitySampler:
         self.steps = steps or max(1, len(rows) // (self.P * S * K))
         self.notices = []
         if self.P < P:
-            self.notices.append(f"only {self.P} training identities: batches of {self.P * S * K} pictures instead of {P * S * K}")
+            self.notices.append(f"only {self.P} training identities: batches of {self.P * S * K} pictures, not {P * S * K}")
         small = sum(1 for states in self.states if sum(len(self.frames[s]) for s in states) < S * K)
         if small:
-            self.notices.append(f"{small} training identities have fewer than {S * K} pictures: theirs repeat within a batch")
+            self.notices.append(f"{small} training identities have fewer than {S * K} pictures: these repeat in a batch")
 
     def __len__(self):
         return self.steps
@@ -395,16 +402,17 @@ def collate(samples):
     """Samples of a HeadDataset -> Batch without the unreadable ones; their messages in Batch.unreadable."""
     good = [sample for sample in samples if not isinstance(sample, str)]
     row, head, face, has_face, identity, state = zip(*good) if good else [()] * 6
-    stack = lambda pictures: torch.stack(pictures) if pictures else torch.zeros(0, 3, 0, 0, dtype=torch.uint8)
-    return Batch(torch.tensor(row, dtype=torch.int64), stack(head), stack(face), torch.tensor(has_face, dtype=torch.bool),
-                 torch.tensor(identity, dtype=torch.int64), torch.tensor(state, dtype=torch.int64),
-                 [sample for sample in samples if isinstance(sample, str)])
+    row, identity, state = (torch.tensor(numbers, dtype=torch.int64) for numbers in (row, identity, state))
+    head, face = (torch.stack(pictures) if pictures else torch.zeros(0, 3, 0, 0, dtype=torch.uint8) for pictures in (head, face))
+    unreadable = [sample for sample in samples if isinstance(sample, str)]
+    return Batch(row, head, face, torch.tensor(has_face, dtype=torch.bool), identity, state, unreadable)
 
 
 def loader(dataset, batches, workers):
     """DataLoader over batches of row numbers (an IdentitySampler, or a list of lists)."""
-    return torch.utils.data.DataLoader(dataset, batch_sampler=batches, num_workers=workers, collate_fn=collate,
-                                       persistent_workers=workers > 0, pin_memory=torch.cuda.is_available())
+    return torch.utils.data.DataLoader(
+        dataset, batch_sampler=batches, num_workers=workers, collate_fn=collate, persistent_workers=workers > 0,
+        pin_memory=torch.cuda.is_available(), generator=torch.Generator())  # its own: seeding workers must not move the run's
 
 
 # ---------------------------------------------------------------- augmentation: what must not matter
@@ -435,18 +443,19 @@ def augment(images, *, degrees=8.0, zoom=0.1, shift=0.06, light=0.25):
 
 # name -> range of a uniform number. A person, a look (appearance state) and a frame are one draw each.
 # Lengths are in half head heights, angles in degrees, colours in [0, 1].
-PERSON = dict(face_width=(0.62, 0.95), jaw=(0.0, 0.55), eye_gap=(0.22, 0.44), eye_size=(0.09, 0.18), eye_open=(0.5, 1.0), eye_y=(-0.2, 0.08),
-              eye_slant=(-22, 22), iris=(0.0, 1.0), brow_gap=(0.15, 0.32), brow_width=(0.03, 0.1), brow_slant=(-25, 25), brow_dark=(0.0, 1.0),
-              nose_length=(0.16, 0.42), nose_width=(0.05, 0.18), mouth_y=(0.48, 0.68), mouth_width=(0.14, 0.38), lips=(0.03, 0.11),
-              lip_red=(0.0, 1.0), cheeks=(0.0, 1.0), skin=(0.0, 1.0), skin_red=(0.0, 1.0), ears=(0.08, 0.24), neck=(0.3, 0.55),
-              mole=(0.03, 0.09), mole_x=(-0.5, 0.5), mole_y=(-0.45, 0.75))
+PERSON = dict(face_width=(0.62, 0.95), jaw=(0.0, 0.55), eye_gap=(0.22, 0.44), eye_size=(0.09, 0.18), eye_open=(0.5, 1.0),
+              eye_y=(-0.2, 0.08), eye_slant=(-22, 22), iris=(0.0, 1.0), brow_gap=(0.15, 0.32), brow_width=(0.03, 0.1),
+              brow_slant=(-25, 25), brow_dark=(0.0, 1.0), nose_length=(0.16, 0.42), nose_width=(0.05, 0.18),
+              mouth_y=(0.48, 0.68), mouth_width=(0.14, 0.38), lips=(0.03, 0.11), lip_red=(0.0, 1.0), cheeks=(0.0, 1.0),
+              skin=(0.0, 1.0), skin_red=(0.0, 1.0), ears=(0.08, 0.24), neck=(0.3, 0.55), mole=(0.03, 0.09),
+              mole_x=(-0.5, 0.5), mole_y=(-0.45, 0.75))
 LOOK = dict(hair_style=(0, 6), hair_hue=(0.0, 0.14), hair_dye=(0.0, 1.0), hair_light=(0.08, 0.95), hair_line=(-0.8, -0.5),
-            hat=(0, 6), hat_hue=(0.0, 1.0), glasses=(0, 12), glasses_tint=(0.0, 1.0), beard=(0, 12),
+            hat=(0, 6), hat_hue=(0.0, 1.0), glasses=(0, 14), glasses_tint=(0.0, 1.0), beard=(0, 14),
             clothes_hue=(0.0, 1.0), clothes_light=(0.2, 1.0), collar=(0, 3))
 FRAME = dict(yaw=(-25, 25), roll=(-12, 12), scale=(0.86, 1.14), x=(-0.06, 0.06), y=(-0.04, 0.04), light=(0.7, 1.2),
              side_light=(-0.25, 0.25), warmth=(-0.05, 0.05), background_hue=(0.0, 1.0), background_light=(0.1, 1.0),
              background_shape=(0.0, 1.0), noise=(0.0, 3.0), mouth_open=(0.0, 1.0), rear=(0.0, 1.0))
-REAR = 0.96  # frames with rear >= REAR show the back of the head: no face, no landmarks
+REAR = 0.99  # frames with rear >= REAR show the back of the head: no face, no landmarks
 WHOLE = {"hair_style", "hat", "glasses", "beard", "collar"}  # whole numbers: which kind
 
 
@@ -465,7 +474,7 @@ class Pen:
 
     def __init__(self, canvas, h):
         self.draw, side = ImageDraw.Draw(canvas), canvas.width
-        self.unit, self.middle = 0.34 * side * h.scale, (side * (0.5 + h.x), side * (0.46 + h.y))
+        self.unit, self.middle = 0.32 * side * h.scale, (side * (0.5 + h.x), side * (0.44 + h.y))
         self.yaw, self.roll = math.radians(h.yaw), math.radians(h.roll)
 
     def place(self, x, y, depth=None):
@@ -495,8 +504,10 @@ def draw_head(head, size=64):
     h, rear = SimpleNamespace(**head), head["rear"] >= REAR
     canvas = Image.new("RGB", (2 * size, 2 * size), hsv(h.background_hue, 0.4, h.background_light))  # reduced at the end
     pen, x = Pen(canvas, h), h.background_shape * 2 * size
-    pen.draw.ellipse((x - size / 2, size / 10, x + size / 2, 1.6 * size), fill=hsv(h.background_hue + 0.4, 0.3, 0.3 + h.background_shape / 2))
-    skin = np.array([92, 56, 38]) * (1 - h.skin) + np.array([255, 222, 196]) * h.skin + np.array([20, -14, -14]) * (h.skin_red - 0.5)
+    blob = hsv(h.background_hue + 0.4, 0.3, 0.3 + h.background_shape / 2)
+    pen.draw.ellipse((x - size / 2, size / 10, x + size / 2, 1.6 * size), fill=blob)
+    skin = np.array([92, 56, 38]) * (1 - h.skin) + np.array([255, 222, 196]) * h.skin
+    skin = skin + np.array([20, -14, -14]) * (h.skin_red - 0.5)
     skin, shade = (tuple(np.clip(skin * part, 0, 255).astype(int).tolist()) for part in (1, 0.8))
     dyed = h.hair_dye > 0.75
     hair = hsv(4 * h.hair_dye, 0.7, 0.4 + h.hair_light / 2) if dyed else hsv(h.hair_hue, 0.6, h.hair_light)
@@ -504,7 +515,8 @@ def draw_head(head, size=64):
     if not rear:
         draw_face(pen, h, skin, shade, hair)
     draw_top(pen, h, hair, rear)
-    points = [(-h.eye_gap, h.eye_y), (h.eye_gap, h.eye_y), (0, h.eye_y + h.nose_length), (-h.mouth_width, h.mouth_y), (h.mouth_width, h.mouth_y)]
+    points = [(-h.eye_gap, h.eye_y), (h.eye_gap, h.eye_y), (0, h.eye_y + h.nose_length),
+              (-h.mouth_width, h.mouth_y), (h.mouth_width, h.mouth_y)]
     points = None if rear else np.array([pen.place(x, y) for x, y in points]) / 2 - 0.5
     return light_up(canvas.reduce(2), h, zlib.crc32(repr(sorted(head.items())).encode())), points
 
@@ -513,9 +525,9 @@ def draw_body(pen, h, skin, shade, hair):
     if h.hair_style in (3, 5):              # long hair falls behind the neck
         pen.ellipse(0, 0.35, h.face_width + 0.22, 1.25, hair, depth=-0.1)
     pen.shape([-h.neck, h.neck, h.neck, -h.neck], [0.5, 0.5, 1.6, 1.6], shade, depth=0.0)
-    pen.ellipse(0, 2.15, 1.55, 1.05, hsv(h.clothes_hue, 0.75, h.clothes_light), depth=0.0)
+    pen.ellipse(0, 2.05, 1.6, 1.05, hsv(h.clothes_hue, 0.75, h.clothes_light), depth=0.0)
     if h.collar:
-        pen.ellipse(0, 1.22, h.neck + 0.12, 0.18, hsv(h.clothes_hue + 0.5, 0.6, h.clothes_light), depth=0.0)
+        pen.ellipse(0, 1.14, h.neck + 0.12, 0.16, hsv(h.clothes_hue + 0.5, 0.6, h.clothes_light), depth=0.0)
     for side in (-1, 1):
         pen.ellipse(side * h.face_width, 0.02, h.ears * 0.7, h.ears * 1.3, shade, depth=0.0)
     t = np.radians(np.linspace(0, 360, 37))
@@ -534,11 +546,13 @@ def draw_face(pen, h, skin, shade, hair):
         pen.ellipse(x, y, r * 1.3, r * h.eye_open, (250, 250, 250), slant=side * h.eye_slant)
         pen.ellipse(x, y, r * 0.65, r * min(0.75, h.eye_open), hsv(0.05 + h.iris * 0.6, 0.7, 0.65))
         pen.ellipse(x, y, r * 0.28, r * 0.32, (10, 10, 10))
-        pen.ellipse(x, y - h.brow_gap, r * 1.5, h.brow_width, hsv(0.06, 0.6, 0.75 - 0.65 * h.brow_dark), slant=side * h.brow_slant)
+        brow = hsv(0.06, 0.6, 0.75 - 0.65 * h.brow_dark)
+        pen.ellipse(x, y - h.brow_gap, r * 1.5, h.brow_width, brow, slant=side * h.brow_slant)
     tip = h.eye_y + h.nose_length
     pen.shape([-0.03, 0.03, h.nose_width, -h.nose_width], [h.eye_y, h.eye_y, tip, tip], shade)
     pen.ellipse(0, tip, h.nose_width, 0.05, shade)
-    pen.ellipse(0, h.mouth_y, h.mouth_width, h.lips + 0.08 * h.mouth_open, hsv(0.98, 0.35 + 0.4 * h.lip_red, 0.8 - 0.35 * h.lip_red))
+    lips = hsv(0.98, 0.35 + 0.4 * h.lip_red, 0.8 - 0.35 * h.lip_red)
+    pen.ellipse(0, h.mouth_y, h.mouth_width, h.lips + 0.08 * h.mouth_open, lips)
     pen.ellipse(0, h.mouth_y, h.mouth_width * 0.8, 0.01 + 0.08 * h.mouth_open, (60, 10, 20))
     pen.ellipse(h.mole_x, h.mole_y, h.mole, h.mole, (50, 28, 22))
     if h.glasses in (1, 2, 3):              # round, wide, dark
@@ -551,8 +565,9 @@ def draw_face(pen, h, skin, shade, hair):
 def draw_top(pen, h, hair, rear):
     width, line = h.face_width, -0.2 if rear else h.hair_line
     t = np.radians(np.linspace(180, 360, 19))
-    if rear and h.hair_style:
-        pen.ellipse(0, *((0.3, width + 0.12, 1.35) if h.hair_style in (3, 5) else (-0.12, width + 0.12, 0.95)), hair, depth=0.0)
+    if rear and h.hair_style:               # long or short, from behind
+        y, length = (0.3, 1.35) if h.hair_style in (3, 5) else (-0.12, 0.95)
+        pen.ellipse(0, y, width + 0.12, length, hair, depth=0.0)
     if h.hair_style == 4:                   # a round mop
         pen.ellipse(0, -0.75, width + 0.35, 0.62, hair, depth=0.0, arc=(170, 370))
     if h.hair_style == 5:                   # a bun
@@ -563,9 +578,9 @@ def draw_top(pen, h, hair, rear):
     if h.hair_style == 2 and not rear:      # a fringe to one side
         pen.shape([-width, -0.1, width * 0.8, 0.3], [-0.75, -0.98, -0.4, -0.2 + line / 3], hair)
     if h.hat in (1, 2):                     # cap, beanie
-        colour, cap = hsv(h.hat_hue, 0.85, 0.75), h.hat == 1
-        pen.ellipse(0, h.hair_line, width + 0.1, 0.75, colour, depth=0.0, arc=(180, 360))
-        pen.ellipse(0, h.hair_line, width + (0.22 if cap else 0.1), 0.1, tuple(c * 3 // 4 for c in colour), depth=0.3 if cap and not rear else 0.0)
+        cap = h.hat == 1
+        pen.ellipse(0, h.hair_line, width + 0.1, 0.75, hsv(h.hat_hue, 0.85, 0.75), depth=0.0, arc=(180, 360))
+        pen.ellipse(0, h.hair_line, width + (0.22 if cap else 0.1), 0.1, hsv(h.hat_hue, 0.85, 0.56), depth=0.3 * (cap and not rear))
 
 
 def light_up(picture, h, seed):
@@ -580,9 +595,10 @@ def light_up(picture, h, seed):
 def attributes(head):
     """The binary attributes of a head: some belong to a person, some to a look, some to a frame."""
     h = SimpleNamespace(**head)
-    return dict(wide_face=h.face_width > 0.785, pale_skin=h.skin > 0.5, big_eyes=h.eye_size > 0.135, hat=h.hat in (1, 2), glasses=h.glasses in (1, 2, 3),
-                beard=h.beard in (1, 2, 3), long_hair=h.hair_style in (3, 5), light_hair=h.hair_light > 0.5, facing_right=h.yaw > 0,
-                bright=h.light > 0.95, mouth_open=h.mouth_open > 0.5, rear=h.rear >= REAR)
+    return dict(wide_face=h.face_width > 0.785, pale_skin=h.skin > 0.5, big_eyes=h.eye_size > 0.135, hat=h.hat in (1, 2),
+                glasses=h.glasses in (1, 2, 3), beard=h.beard in (1, 2, 3), long_hair=h.hair_style in (3, 5),
+                light_hair=h.hair_light > 0.5, facing_right=h.yaw > 0, bright=h.light > 0.95,
+                mouth_open=h.mouth_open > 0.5, rear=h.rear >= REAR)
 
 
 def draw_person(job):
@@ -610,13 +626,15 @@ def make_toy(root, *, people=450, looks=4, frames=6, size=64, seed=0):
         raise ValueError(f"{root}: exists already; the toy world needs a new folder")
     half, rows = f"{root}.half-drawn-{os.getpid()}", []
     os.makedirs(half)
+    jobs = [(half, person, looks, frames, size, seed) for person in range(people)]
     with multiprocessing.Pool() as pool:
-        for done, some in enumerate(pool.imap(draw_person, [(half, p, looks, frames, size, seed) for p in range(people)]), 1):
+        for done, some in enumerate(pool.imap(draw_person, jobs), 1):
             rows += some
             if done % 150 == 0 or done == people:
                 print(f"toy world: {done} of {people} people drawn", flush=True)
-    write_csv(os.path.join(half, "landmarks.csv"), LANDMARK_HEADER, ([path, *(f"{v:.2f}" for v in points.ravel())] for path, points, _ in rows if points is not None))
-    write_csv(os.path.join(half, "attributes.csv"), ["path", *rows[0][2]], ([path, *map(int, has.values())] for path, _, has in rows))
+    write_csv(os.path.join(half, "landmarks.csv"), LANDMARK_HEADER,
+              [[path, *(f"{value:.2f}" for value in points.ravel())] for path, points, _ in rows if points is not None])
+    write_csv(os.path.join(half, "attributes.csv"), ["path", *rows[0][2]], [[path, *map(int, has.values())] for path, _, has in rows])
     os.replace(half, root)
 
 
@@ -660,8 +678,9 @@ def data_options(parser):
     """The options that say which pictures: shared by all scripts."""
     group = parser.add_argument_group("data")
     group.add_argument("--data", metavar="PATH", help=f"folder laid out as {LAYOUT}; none: the toy world in {TOY_WORLD}")
-    group.add_argument("--faces", metavar="DIR", help="aligned faces under the same relative paths; none: cut by PATH/landmarks.csv")
-    group.add_argument("--segment-frames", type=int, default=0, metavar="N", help="cut each folder into windows of N frame numbers, each its own state; 0: do not")
+    group.add_argument("--faces", metavar="DIR", help="aligned faces under the same relative paths; none: PATH/landmarks.csv")
+    group.add_argument("--segment-frames", type=int, default=0, metavar="N",
+                       help="cut each folder into windows of N frame numbers, each its own state; 0: do not")
     group.add_argument("--segment-gap", type=int, default=0, metavar="M", help="drop M frame numbers between two windows")
 
 
@@ -669,7 +688,8 @@ def open_data(settings):
     """Parsed data options -> HeadIndex, told on screen; makes the toy world on first use."""
     if settings.data is None and not os.path.isdir(TOY_WORLD):
         make_toy(TOY_WORLD)
-    index = scan_heads(settings.data or TOY_WORLD, faces=settings.faces, segment_frames=settings.segment_frames, segment_gap=settings.segment_gap)
+    index = scan_heads(settings.data or TOY_WORLD, faces=settings.faces, segment_frames=settings.segment_frames,
+                       segment_gap=settings.segment_gap)
     print("\n".join([index.summary(), *index.notes]), flush=True)
     return index
 

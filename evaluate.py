@@ -29,13 +29,14 @@ def verification(genuine, impostor, fars=FARS):
 
     A pair is accepted if its score is strictly above the (k + 1)-th largest impostor score, k = floor(FAR * n),
     n impostor pairs; VR is the accepted share of the genuine pairs, 1 where k >= n. No interpolation.
-    AUC = P(genuine > impostor) + half P(equal). -> {"auc", "vr": {far: v}, "threshold": {far: v}, "resolvable_far": 1/n,
-    "genuine", "impostor": counts}; values are None where there are no genuine or no impostor pairs. A threshold
-    is -inf where every pair is accepted."""
+    AUC = P(genuine > impostor) + half P(equal). -> {"auc", "vr": {far: v}, "threshold": {far: v}, "resolvable_far": 1 / n,
+    "genuine", "impostor": counts}; a value is None where there are no genuine or no impostor pairs, a threshold is -inf
+    where every pair is accepted."""
     check_fars(fars)
     genuine, impostor = (np.sort(np.asarray(scores, dtype=np.float32).ravel()) for scores in (genuine, impostor))
     g, n = len(genuine), len(impostor)
-    result = {"auc": auc(genuine, impostor), "vr": {}, "threshold": {}, "resolvable_far": 1 / n if n else None, "genuine": g, "impostor": n}
+    result = {"auc": auc(genuine, impostor), "vr": {}, "threshold": {}, "resolvable_far": 1 / n if n else None,
+              "genuine": g, "impostor": n}
     for far in fars:
         k = int(np.floor(far * n + 1e-9))
         threshold = None if not n else float(impostor[n - 1 - k]) if k < n else -np.inf
@@ -111,10 +112,12 @@ def evaluate(student, teacher, index, rows, *, which="id", fars=FARS, **how):
     """Score teacher (or None) and student on rows of an index -> (table rows, the student's z, its rows, unreadable)."""
     networks = [("student, whole heads", lambda heads: getattr(student(heads), "z_" + which), student.image_size, False)]
     if teacher is not None:
-        networks = [("teacher, aligned faces", teacher, teacher.image_size, True), ("teacher, whole heads", teacher, teacher.image_size, False)] + networks
+        networks = [("teacher, aligned faces", teacher, teacher.image_size, True),
+                    ("teacher, whole heads", teacher, teacher.image_size, False)] + networks
     table = []
     for name, network, size, faces in networks:
-        z, kept, unreadable = embed_rows(network, index, rows[index.has_face[rows]] if faces else rows, size=size, faces=faces, **how)
+        chosen = rows[index.has_face[rows]] if faces else rows
+        z, kept, unreadable = embed_rows(network, index, chosen, size=size, faces=faces, **how)
         if len(kept):
             table.append({"name": name, "pictures": len(kept), **score_embeddings(z, index.identity[kept], index.state[kept], fars)})
     return table, z, kept, unreadable
@@ -140,14 +143,16 @@ def print_table(table, fars):
                 unresolved[task] = f"{task} 1/{result['impostor']} = {result['resolvable_far']:.2g}"
             line += "".join(f"{show(result['vr'][far], '*' * (far in starred)):>9}" for far in fars) + f"{show(result['auc']):>9} |"
         mean, order = row["ordering"]["mean"], row["ordering"]
-        print(line + "".join(f"{show(mean[name]):>7}" for name in ("R1", "R2", "R3")) + f" |{show(order['R1>R2']):>8}{show(order['R2>R3']):>8}")
+        line += "".join(f"{show(mean[name]):>7}" for name in ("R1", "R2", "R3"))
+        print(line + f" |{show(order['R1>R2']):>8}{show(order['R2>R3']):>8}")
     if unresolved:
         print(f"* too few impostor pairs for this FAR; the smallest that these resolve: {', '.join(unresolved.values())}")
     for row in table:
         pairs = row["pairs"]
-        missing = [name for name, count in pairs.items() if not count]
-        print(f"{row['name']}: {row['pictures']} pictures, {sum(pairs.values())} pairs: " + ", ".join(f"{count} {name}" for name, count in pairs.items())
-              + (f"; n/a: no pairs of {' and '.join(missing)}" if missing else ""))
+        counts = ", ".join(f"{count} {name}" for name, count in pairs.items())
+        missing = " and ".join(name for name, count in pairs.items() if not count)
+        print(f"{row['name']}: {row['pictures']} pictures, {sum(pairs.values())} pairs: {counts}"
+              + (f"; n/a: no pairs of {missing}" if missing else ""))
 
 
 def write_json(path, content):
@@ -201,7 +206,8 @@ def gallery_sheet(z, index, rows, path, *, queries=6, columns=10, side=80):
         s = (z[gallery] @ z[query]).numpy()
         best = np.argsort(-s, kind="stable")[:columns]
         cells.append(framed(dataset[rows[query]][1], None, "query"))
-        cells += [framed(dataset[rows[g]][1], relation_of(index, rows[query], rows[g]), f"{score:.2f}") for g, score in zip(gallery[best], s[best])]
+        for row, score in zip(rows[gallery[best]], s[best]):
+            cells.append(framed(dataset[row][1], relation_of(index, rows[query], row), f"{score:.2f}"))
         cells += [torch.full_like(cells[0], 255)] * (columns - len(best))
     save_sheet(cells, columns + 1, path)
 
@@ -214,8 +220,8 @@ def held_out_rows(index, checkpoint, own_data):
     if own_data:
         return np.flatnonzero(~trained[index.identity])
     if trained.any():
-        print(f"notice: {int(trained.sum())} of {len(index.names)} identities have names that this student was trained on; if they are the same "
-              "people, these scores are too good")
+        print(f"notice: {int(trained.sum())} of {len(index.names)} identities have names that this student was trained on; "
+              "if they are the same people, these scores are too good")
     return np.arange(len(index.paths))
 
 
@@ -236,18 +242,20 @@ def report(path, index, rows, *, which="id", fars=FARS, json_file=None, sheet=No
     teacher = find_teacher(path, checkpoint)
     student = load_model(path)[0].to(device)
     if not len(rows):
-        print("nobody is held out (the split needs 4 identities), so there is nothing to evaluate; try evaluate.py --data with other people")
+        print("nobody is held out (the split needs 4 identities), so there is nothing to evaluate: give --data with other people")
         return []
     table, z, kept, unreadable = evaluate(student, teacher and teacher.to(device), index, rows, which=which, fars=fars, device=device, **how)
-    print(f"\n{path}: epoch {checkpoint['epoch']}, design {student.design}, embedding z_{which}, {len(np.unique(index.identity[kept]))} identities")
+    people = len(np.unique(index.identity[kept]))
+    print(f"\n{path}: epoch {checkpoint['epoch']}, design {student.design}, embedding z_{which}, {people} identities")
     print_table(table, fars)
-    print("\n".join(f"left out: {message}" for message in unreadable))
+    for message in unreadable:
+        print(f"left out: {message}")
     if sheet and len(kept) > 1:
         gallery_sheet(z, index, kept, sheet)
         print(f"picture sheet: {sheet}")
     if json_file:
-        content = {"checkpoint": path, "embedding": which, "fars": list(fars), "data": index.root, "table": table, "unreadable": unreadable}
-        write_json(json_file, content)
+        write_json(json_file, {"checkpoint": path, "embedding": which, "fars": list(fars), "data": index.root, "table": table,
+                               "unreadable": unreadable})
         print(f"numbers: {json_file}")
     return table
 
@@ -273,8 +281,8 @@ def main(argv=None):
             setattr(settings, name, checkpoint["settings"][name])
     index = open_data(settings)
     rows = held_out_rows(index, checkpoint, own_data)
-    report(settings.ckpt, index, rows, which=settings.embedding, fars=settings.fars, json_file=settings.json, sheet=settings.sheet,
-           device=device, dtype=dtype, batch_size=settings.batch_size, workers=settings.workers)
+    report(settings.ckpt, index, rows, which=settings.embedding, fars=settings.fars, json_file=settings.json,
+           sheet=settings.sheet, device=device, dtype=dtype, batch_size=settings.batch_size, workers=settings.workers)
 
 
 if __name__ == "__main__":

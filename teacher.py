@@ -51,7 +51,12 @@ def load_teacher(path):
 
 def choose_device(device="auto", amp="auto"):
     """-> (torch.device, autocast dtype or None): bf16 where the card supports it, fp16 elsewhere, float32 on a CPU."""
-    device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"--device {device}: no such device; use auto, cpu, cuda or cuda:1") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device {device}: no GPU is available here")
     if amp == "fp16" and device.type == "cpu":
@@ -99,8 +104,8 @@ def check_finite(terms, step, lr):
     values = {name: term.item() for name, term in terms.items()}
     for name, value in values.items():
         if not math.isfinite(value):
-            raise ValueError(f"stopped at step {step}: the {name} loss is {value} (learning rate {lr:.3g}); earlier checkpoints are "
-                             f"intact; try a smaller --lr")
+            raise ValueError(f"stopped at step {step}: the {name} loss is {value} (learning rate {lr:.3g}); earlier checkpoints "
+                             "are intact; try a smaller --lr")
     return values
 
 
@@ -126,18 +131,20 @@ class Progress:
 
 # ---------------------------------------------------------------- pre-training
 
-def pretrain(index, people, path, *, vit, epochs, batch_size, lr, seed, workers, device, dtype):
+def pretrain(index, people, path, *, vit, epochs, seed, workers, device, dtype, batch_size=64, lr=2e-3):
     """Train an AdaFaceViT on the aligned faces of the identities `people` (bool, one an identity); write it to path.
 
-    vit: sizes of the ViT. Returns nothing; load_teacher(path) reads the frozen teacher."""
+    vit: sizes of the ViT; batch_size in faces. load_teacher(path) reads the frozen teacher. The margin is milder than
+    the published m 0.4, s 64, which a small network on a few thousand faces does not get off the ground with."""
     rows = (index.has_face & people[index.identity]).nonzero()[0]
     classes = {identity: label for label, identity in enumerate(sorted(set(index.identity[rows].tolist())))}
     if len(classes) < 2:
         raise ValueError(f"pre-training a teacher needs aligned faces of at least 2 training identities; found {len(classes)} in {index.root}")
     torch.manual_seed(seed)
     network = AdaFaceViT(**vit)
-    modules = nn.ModuleDict({"network": network, "head": AdaFace(network.embed_dim, len(classes))}).to(device).train()
-    sampler = IdentitySampler(rows, index.identity[rows], index.state[rows], P=max(2, batch_size // 2), S=2, K=1, seed=seed)
+    modules = nn.ModuleDict({"network": network, "head": AdaFace(network.embed_dim, len(classes), m=0.3, s=32.0)})
+    modules = modules.to(device).train()
+    sampler = IdentitySampler(rows, index.identity[rows], index.state[rows], P=batch_size // 2, S=2, K=1, seed=seed)
     batches = loader(HeadDataset(index, head_size=0, face_size=network.image_size), sampler, workers)
     steps = epochs * len(sampler)
     optimiser, schedule = make_optimiser(modules, lr=lr, weight_decay=0.05, steps=steps, warmup=100)
@@ -159,7 +166,8 @@ def pretrain(index, people, path, *, vit, epochs, batch_size, lr, seed, workers,
             terms = check_finite({"AdaFace": loss, "accuracy": right}, step, schedule.get_last_lr()[0])
             update(loss, modules, optimiser, schedule, scaler)
             progress.show(step, terms, len(labels), force=step == steps)
-    save_checkpoint(path, {"kind": "teacher", "model_args": {**vit, "embed_dim": network.embed_dim}, "model": network.cpu().state_dict(),
+    save_checkpoint(path, {"kind": "teacher", "model": network.cpu().state_dict(),
+                           "model_args": {**vit, "embed_dim": network.embed_dim},
                            "trained": [index.names[identity] for identity in classes]})
 
 
@@ -200,15 +208,15 @@ def main(argv=None):
     network_options(parser)
     parser.add_argument("--out", metavar="FILE", default="runs/teacher.pt", help="where the teacher goes")
     parser.add_argument("--epochs", type=int, default=8, help="times through the faces")
-    parser.add_argument("--batch-size", type=int, default=128, help="faces a step")
-    parser.add_argument("--lr", type=float, default=1e-3, help="highest learning rate")
+    parser.add_argument("--batch-size", type=int, default=64, help="faces a step")
+    parser.add_argument("--lr", type=float, default=2e-3, help="highest learning rate")
     settings = parser.parse_args(argv)
     check_numbers(settings, epochs=1, batch_size=2, lr=1e-12, workers=0, **dict.fromkeys(SIZES, 1))
     device, dtype = choose_device(settings.device, settings.amp)
     os.makedirs(os.path.dirname(settings.out) or ".", exist_ok=True)
     index = open_data(settings)
-    pretrain(index, ~split_identities(index.names), settings.out, vit=vit_sizes(settings), epochs=settings.epochs, batch_size=settings.batch_size,
-             lr=settings.lr, seed=settings.seed, workers=settings.workers, device=device, dtype=dtype)
+    pretrain(index, ~split_identities(index.names), settings.out, vit=vit_sizes(settings), epochs=settings.epochs, seed=settings.seed,
+             workers=settings.workers, device=device, dtype=dtype, batch_size=settings.batch_size, lr=settings.lr)
     print(f"teacher: {settings.out}")
 
 

@@ -34,13 +34,14 @@ def parse(argv=None):
     network_options(parser)
     group = parser.add_argument_group("student and losses")
     group.add_argument("--design", choices=list(DESIGNS), default="dual-cls", help="two CLS tokens (the paper's), or an ablation")
-    group.add_argument("--teacher", metavar="FILE", help="teacher.pt of an earlier run; none: one is pre-trained in the run folder, or found there")
+    group.add_argument("--teacher", metavar="FILE", help="teacher.pt of an earlier run; none: the run's own, pre-trained first")
     group.add_argument("--align-weight", type=float, default=1.0, help="weight of the alignment with the teacher; 0: no teacher")
     group.add_argument("--hier-weight", type=float, default=1.0, help="weight of the hierarchical loss")
-    group.add_argument("--head-weight", type=float, default=1.0, help="weight of z_head within the hierarchical loss, beside 1 for z_id")
-    group.add_argument("--margins", type=float, nargs=2, default=[0.1, 0.1], metavar=("M12", "M23"), help="R1 over R2 and R2 over R3, in cosine")
+    group.add_argument("--head-weight", type=float, default=1.0, help="weight of z_head in the hierarchical loss; z_id has 1")
+    group.add_argument("--margins", type=float, nargs=2, default=[0.1, 0.1], metavar=("M12", "M23"),
+                       help="R1 over R2 and R2 over R3, in cosine")
     group.add_argument("--temperature", type=float, default=0.1, help="t of the hierarchical loss, in cosine")
-    group.add_argument("--aggregate", choices=["lse", "mean"], default="lse", help="over an anchor's pairs: the hardest count most, or all alike")
+    group.add_argument("--aggregate", choices=["lse", "mean"], default="lse", help="the hardest pairs count most, or all alike")
     group = parser.add_argument_group("schedule")
     group.add_argument("--epochs", type=int, default=10, help="times through the training pictures")
     group.add_argument("--teacher-epochs", type=int, default=8, help="the same for a teacher that is pre-trained first")
@@ -54,35 +55,45 @@ def parse(argv=None):
     group.add_argument("--out", metavar="DIR", help="run folder; none: a new one, runs/<data>-<design>")
     group.add_argument("--resume", metavar="FILE", help="go on from this last.pt, with its settings; none: a new run")
     group.add_argument("--eval-every", type=int, default=5, help="epochs between evaluations on the held-out identities")
-    group.add_argument("--fars", type=float, nargs="+", default=list(evaluate.FARS), help="false accept rates; best.pt is chosen by the first")
+    group.add_argument("--fars", type=float, nargs="+", default=list(evaluate.FARS), help="false accept rates; the first chooses best.pt")
     settings = parser.parse_args(argv)
     if settings.resume:
         parser.set_defaults(**read_checkpoint(settings.resume, "student")["settings"])
         settings = parser.parse_args(argv)
         settings.out = os.path.dirname(settings.resume) or "."
+    check(settings)
+    return settings
+
+
+def check(settings):
+    """ValueError with the rule for a value that no run can have."""
     evaluate.check_fars(settings.fars)
-    check_numbers(settings, align_weight=0, hier_weight=0, head_weight=0, temperature=1e-6, epochs=1, teacher_epochs=1, steps=1,
-                  batch_size=2, states=1, frames=1, lr=1e-12, weight_decay=0, eval_every=1, workers=0, **dict.fromkeys(SIZES, 1))
+    check_numbers(settings, align_weight=0, hier_weight=0, head_weight=0, temperature=1e-6, epochs=1, teacher_epochs=1,
+                  steps=1, batch_size=2, states=1, frames=1, lr=1e-12, weight_decay=0, eval_every=1, workers=0,
+                  **dict.fromkeys(SIZES, 1))
     if not all(math.isfinite(margin) for margin in settings.margins):
         raise ValueError(f"--margins must be two finite numbers; got {settings.margins}")
     if settings.batch_size < 2 * settings.states * settings.frames:
-        raise ValueError(f"--batch-size must be at least --states x --frames x 2 = {2 * settings.states * settings.frames}, so that a batch holds two "
-                         f"identities; got {settings.batch_size}")
+        raise ValueError(f"--batch-size must be at least --states x --frames x 2 = {2 * settings.states * settings.frames}, "
+                         f"so that a batch holds two identities; got {settings.batch_size}")
     with torch.device("meta"):  # no memory: only to hear now that the sizes are impossible
         HeadSimilarity(**vit_sizes(settings))
     if settings.align_weight == settings.hier_weight == 0:
         raise ValueError("--align-weight and --hier-weight are both 0: there is nothing to learn")
-    return settings
 
 
 def open_run(settings):
     """Make the run folder; a run that is there already is never overwritten."""
+    def taken(out):
+        return os.path.exists(os.path.join(out, "last.pt"))
+
     if settings.out is None:
-        name = "toy" if settings.data is None else os.path.basename(os.path.abspath(settings.data))
-        names = itertools.chain([f"{name}-{settings.design}"], (f"{name}-{settings.design}-{i}" for i in itertools.count(2)))
-        settings.out = next(out for out in (os.path.join("runs", name) for name in names) if not os.path.exists(os.path.join(out, "last.pt")))
-    elif not settings.resume and os.path.exists(os.path.join(settings.out, "last.pt")):
-        raise ValueError(f"{settings.out} holds a run already: go on with --resume {os.path.join(settings.out, 'last.pt')}, or choose another --out")
+        data = "toy" if settings.data is None else os.path.basename(os.path.abspath(settings.data))
+        name = os.path.join("runs", f"{data}-{settings.design}")
+        settings.out = next(out for out in itertools.chain([name], (f"{name}-{i}" for i in itertools.count(2))) if not taken(out))
+    elif not settings.resume and taken(settings.out):
+        raise ValueError(f"{settings.out} holds a run already: go on with --resume {os.path.join(settings.out, 'last.pt')}, "
+                         "or choose another --out")
     os.makedirs(settings.out, exist_ok=True)
 
 
@@ -90,37 +101,45 @@ def open_run(settings):
 
 def prepare(settings, device, dtype):
     """Settings -> everything that a run needs: data, frozen teacher, student, batches, optimiser, schedule, scaler."""
+    machine = dict(device=device, dtype=dtype, workers=settings.workers)
     index = open_data(settings)
     held_out = split_identities(index.names)
     train_rows, test_rows = (np.flatnonzero(part[index.identity]) for part in (~held_out, held_out))
     print(f"split: {int((~held_out).sum())} training identities, {int(held_out.sum())} held out", flush=True)
-    teacher, teacher_path = prepare_teacher(settings, index, ~held_out, device, dtype)
+
+    teacher, teacher_path = prepare_teacher(settings, index, ~held_out, machine)
     student = make_student(settings, teacher).to(device)
+
     sampler = IdentitySampler(train_rows, index.identity[train_rows], index.state[train_rows], S=settings.states, K=settings.frames,
-                              P=max(1, settings.batch_size // (settings.states * settings.frames)), seed=settings.seed, steps=settings.steps)
-    print("\n".join([f"notice: {line}" for line in sampler.notices] + [f"batches: {sampler.P} identities x {sampler.S} states x {sampler.K} frames, {len(sampler)} an epoch"]), flush=True)
-    batches = loader(HeadDataset(index, head_size=student.image_size, face_size=teacher.image_size if teacher else 0), sampler, settings.workers)
-    optimiser, schedule = make_optimiser(student, lr=settings.lr, weight_decay=settings.weight_decay, steps=settings.epochs * len(sampler), warmup=200)
+                              P=settings.batch_size // (settings.states * settings.frames), seed=settings.seed, steps=settings.steps)
+    for line in sampler.notices:
+        print(f"notice: {line}")
+    print(f"batches: {len(sampler)} an epoch, of {sampler.P} identities x {sampler.S} states x {sampler.K} frames", flush=True)
+    dataset = HeadDataset(index, head_size=student.image_size, face_size=teacher.image_size if teacher else 0)
+
+    optimiser, schedule = make_optimiser(student, lr=settings.lr, weight_decay=settings.weight_decay,
+                                         steps=settings.epochs * len(sampler), warmup=200)
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
-    trained = [name for name, out in zip(index.names, held_out) if not out]
-    return SimpleNamespace(settings=settings, device=device, dtype=dtype, index=index, test_rows=test_rows, trained=trained, teacher=teacher,
-                           teacher_path=teacher_path, student=student, sampler=sampler, batches=batches, optimiser=optimiser,
-                           schedule=schedule, scaler=scaler, epoch=0, step=0, best=None, unreadable=set())
+    return SimpleNamespace(
+        settings=settings, machine=machine, index=index, test_rows=test_rows,
+        trained=[name for name, out in zip(index.names, held_out) if not out], teacher=teacher, teacher_path=teacher_path,
+        student=student, sampler=sampler, batches=loader(dataset, sampler, settings.workers), optimiser=optimiser,
+        schedule=schedule, scaler=scaler, epoch=0, step=0, best=None, unreadable=set())
 
 
-def prepare_teacher(settings, index, people, device, dtype):
-    """-> (frozen teacher, its path), or (None, None) without alignment; pre-trained on the identities `people` if need be."""
+def prepare_teacher(settings, index, people, machine):
+    """-> (frozen teacher, its path), or (None, None) without alignment. Pre-trained on the identities `people` if need be."""
     if not settings.align_weight:
         return None, None
     if not index.has_face.any():
-        raise ValueError(f"{index.root} has no aligned faces to distil from: give it a landmarks.csv, or use --faces DIR, or --align-weight 0")
+        raise ValueError(f"{index.root} has no aligned faces to distil from: give it a landmarks.csv, or use --faces DIR, "
+                         "or --align-weight 0")
     path = os.path.abspath(settings.teacher or os.path.join(settings.out, "teacher.pt"))
     if not settings.teacher and not os.path.exists(path):
         print("teacher: none given, so one is pre-trained on the training identities' aligned faces", flush=True)
-        pretrain(index, people, path, vit=vit_sizes(settings), epochs=settings.teacher_epochs, batch_size=settings.batch_size, lr=1e-3,
-                 seed=settings.seed, workers=settings.workers, device=device, dtype=dtype)
+        pretrain(index, people, path, vit=vit_sizes(settings), epochs=settings.teacher_epochs, seed=settings.seed, **machine)
     print(f"teacher: {path}", flush=True)
-    return load_teacher(path).to(device), path
+    return load_teacher(path).to(machine["device"]), path
 
 
 def make_student(settings, teacher):
@@ -128,7 +147,8 @@ def make_student(settings, teacher):
     vit = vit_sizes(settings)
     torch.manual_seed(settings.seed)
     student = HeadSimilarity(design=settings.design, embed_dim=teacher.embed_dim if teacher else None, **vit)
-    print(f"student: {settings.design}, {sum(p.numel() for p in student.parameters()) / 1e6:.1f} M parameters, {vit['image_size']} x {vit['image_size']} px")
+    print(f"student: {settings.design}, {sum(p.numel() for p in student.parameters()) / 1e6:.1f} M parameters, "
+          f"{vit['image_size']} x {vit['image_size']} px")
     if teacher:
         trunk = {name: tensor for name, tensor in teacher.state_dict().items() if not name.startswith("feature.")}
         own = student.state_dict()
@@ -144,12 +164,12 @@ def make_student(settings, teacher):
 
 def losses_of(run, batch):
     """One batch -> {"align", "id", "head", "total"}: scalar losses."""
-    settings, to = run.settings, lambda tensor: tensor.to(run.device, non_blocking=True)
-    identity, state, has_face = to(batch.identity), to(batch.state), to(batch.has_face)
-    with autocast(run.device, run.dtype):
-        z_id, z_head = run.student(augment(to_unit(to(batch.head))))           # (B, E) each
+    settings, device = run.settings, run.machine["device"]
+    head, face, has_face, identity, state = (tensor.to(device, non_blocking=True) for tensor in batch[1:6])
+    with autocast(device, run.machine["dtype"]):
+        z_id, z_head = run.student(augment(to_unit(head)))            # (B, E) each
         with torch.no_grad():
-            z_t = run.teacher(to_unit(to(batch.face))) if run.teacher else z_id  # (B, E), of the aligned face
+            z_t = run.teacher(to_unit(face)) if run.teacher else z_id  # (B, E), of the aligned face
     hierarchy = dict(m12=settings.margins[0], m23=settings.margins[1], t=settings.temperature, aggregate=settings.aggregate)
     terms = {"align": alignment_loss(z_t, z_id, has_face),
              "id": hierarchical_loss(z_id, identity, state, **hierarchy),
@@ -182,25 +202,37 @@ def train_epoch(run):
 # ---------------------------------------------------------------- evaluation, checkpoints, log
 
 def score(run):
-    """The student on the held-out identities: {"identity_vr", "head_vr", ...} at the first FAR; None where there are no pairs."""
-    fars = run.settings.fars[:1]
-    table, *_ = evaluate.evaluate(run.student.eval(), None, run.index, run.test_rows, fars=fars, device=run.device, dtype=run.dtype, workers=run.settings.workers)
-    if not table:
-        return {}
-    row = table[-1]
-    return {f"{task}_{what}": row[task]["vr"][fars[0]] if what == "vr" else row[task]["auc"] for task in ("identity", "head") for what in ("vr", "auc")}
+    """The student on the held-out identities, z_id: {"identity_vr", "identity_auc", "head_vr", "head_auc"}; VR at the first
+    FAR, None where there are no pairs. Empty where nobody is held out."""
+    far = run.settings.fars[0]
+    table, *_ = evaluate.evaluate(run.student.eval(), None, run.index, run.test_rows, fars=[far], **run.machine)
+    return {name: value for row in table for task in ("identity", "head")
+            for name, value in ((f"{task}_vr", row[task]["vr"][far]), (f"{task}_auc", row[task]["auc"]))}
+
+
+def evaluate_and_keep_best(run):
+    """Score the student; write best.pt if the mean of its two VRs is no worse than before. -> the scores, for the log."""
+    scores = score(run)
+    print(f"held out, epoch {run.epoch}: " + "  ".join(f"{name} {evaluate.show(value)}" for name, value in scores.items()), flush=True)
+    rates = [value for name, value in scores.items() if name.endswith("_vr") and value is not None]
+    mean = sum(rates) / len(rates) if rates else 0.0
+    if run.best is None or mean >= run.best:
+        run.best = mean
+        save(run, "best.pt")
+    return scores
 
 
 def save(run, name):
     """Write runs/NAME/<name>: tensors and plain Python values only."""
     settings = {key: value for key, value in vars(run.settings).items() if key not in ("resume", "out")}
-    vit = vit_sizes(run.settings)
+    embed_dim = run.teacher.embed_dim if run.teacher else None
     save_checkpoint(os.path.join(run.settings.out, name), {
-        "kind": "student", "model": run.student.state_dict(), "settings": settings, "teacher": run.teacher_path, "trained": run.trained,
-        "model_args": dict(design=run.settings.design, embed_dim=run.teacher.embed_dim if run.teacher else None, **vit),
+        "kind": "student", "model": run.student.state_dict(), "settings": settings, "trained": run.trained,
+        "model_args": dict(design=run.settings.design, embed_dim=embed_dim, **vit_sizes(run.settings)),
+        "teacher": run.teacher_path,
         "optimiser": run.optimiser.state_dict(), "schedule": run.schedule.state_dict(), "scaler": run.scaler.state_dict(),
         "epoch": run.epoch, "step": run.step, "best": run.best,
-        "random": {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if run.device.type == "cuda" else []}})
+        "random": {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}})
 
 
 def resume(run):
@@ -211,7 +243,7 @@ def resume(run):
         getattr(run, part).load_state_dict(checkpoint[part])
     run.epoch, run.step, run.best = checkpoint["epoch"], checkpoint["step"], checkpoint["best"]
     torch.set_rng_state(checkpoint["random"]["cpu"])
-    if run.device.type == "cuda":
+    if run.machine["device"].type == "cuda" and checkpoint["random"]["cuda"]:
         torch.cuda.set_rng_state_all(checkpoint["random"]["cuda"])
     log = os.path.join(run.settings.out, "log.jsonl")
     with open(log, encoding="utf-8") as file:
@@ -241,20 +273,13 @@ def main(argv=None):
         line = {"epoch": run.epoch + 1, "lr": run.schedule.get_last_lr()[0], **train_epoch(run), "seconds": round(time.time() - started, 2)}
         run.epoch += 1
         if run.epoch % settings.eval_every == 0 or run.epoch == settings.epochs:
-            scores = score(run)
-            line |= scores
-            rates = [value for name, value in scores.items() if name.endswith("_vr") and value is not None]
-            mean = sum(rates) / len(rates) if rates else 0.0
-            print(f"held out, epoch {run.epoch}: " + "  ".join(f"{name} {evaluate.show(value)}" for name, value in scores.items()), flush=True)
-            if run.best is None or mean >= run.best:
-                run.best = mean
-                save(run, "best.pt")
+            line |= evaluate_and_keep_best(run)
         with open(os.path.join(settings.out, "log.jsonl"), "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         save(run, "last.pt")
     if run.unreadable:
         print(f"warning: {len(run.unreadable)} unreadable pictures were left out of training")
-    evaluate.report(os.path.join(settings.out, "best.pt"), run.index, run.test_rows, fars=settings.fars, device=device, dtype=dtype, workers=settings.workers,
+    evaluate.report(os.path.join(settings.out, "best.pt"), run.index, run.test_rows, fars=settings.fars, **run.machine,
                     json_file=os.path.join(settings.out, "results.json"), sheet=os.path.join(settings.out, "gallery.png"))
 
 

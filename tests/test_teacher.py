@@ -33,7 +33,7 @@ def test_a_pretrained_teacher_is_loaded_frozen_and_knows_its_size_and_its_identi
 
 
 def test_pretraining_is_the_same_for_a_seed_and_learns(toy, tmp_path, capsys):
-    index, weights, options = scan_heads(toy), [], dict(vit=VIT, batch_size=64, lr=2e-3, workers=0, device=torch.device("cpu"), dtype=None)
+    index, weights, options = scan_heads(toy), [], dict(vit=VIT, workers=0, device=torch.device("cpu"), dtype=None)
     for seed in (0, 0, 1):
         teacher.pretrain(index, np.ones(48, dtype=bool), str(tmp_path / "t.pt"), epochs=1, seed=seed, **options)
         weights.append(load_teacher(str(tmp_path / "t.pt")).norm.weight)
