@@ -3,7 +3,6 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from PIL import Image
 
 from model import (Attention, BatchNorm, HeadSimilarity, VisionTransformer, load_model, read_checkpoint, resize_pos_embed, save_checkpoint,
