@@ -257,7 +257,7 @@ def add_faces(index):
             outside.append(index.path(row))
     index.similarity[:] = np.where(index.has_face[:, None], np.stack([a, b], axis=1), 0)
     index.notes += [*note(missing, "landmark rows with missing numbers", "no face"),
-                    *note(misfit, f"pictures whose landmarks fit no face: wrong order, or residual above {MAX_RESIDUAL:.0f} px", "no face"),
+                    *note(misfit, "pictures whose landmarks fit no face (wrong order?)", "no face"),
                     *note(outside, "pictures whose landmarks lie far outside", "no face"),
                     *note(unknown, "landmark rows that name no picture", "ignored")]
 
@@ -268,7 +268,8 @@ def read_landmarks(file):
         table = csv.reader(lines)
         first = [name.strip().lower() for name in next(table, [])]
         if first != LANDMARK_HEADER:
-            raise ValueError(f"{file}: the first line must be {','.join(LANDMARK_HEADER)}; found {','.join(first) or 'nothing'}")
+            raise ValueError(f"{file}: the first line must be {','.join(LANDMARK_HEADER)}; "
+                             f"found {','.join(first) or 'nothing'}")
         for fields in table:
             if not fields:
                 continue
@@ -358,7 +359,7 @@ class IdentitySampler:
 class Batch(NamedTuple):
     row: torch.Tensor       # (B,) int64, place in the index
     head: torch.Tensor      # (B, 3, S, S) uint8
-    face: torch.Tensor      # (B, 3, F, F) uint8, aligned; black where there is none
+    face: torch.Tensor      # (B, 3, F, F) uint8, aligned; black where has_face is False
     has_face: torch.Tensor  # (B,) bool
     identity: torch.Tensor  # (B,) int64
     state: torch.Tensor     # (B,) int64
@@ -380,18 +381,19 @@ class HeadDataset(torch.utils.data.Dataset):
     def __getitem__(self, row):
         index, head_size, face_size = self.index, self.head_size, self.face_size
         head, face = (torch.zeros(3, size, size, dtype=torch.uint8) for size in (head_size, face_size))
-        has_face = bool(index.has_face[row]) and face_size > 0
+        has_face = bool(index.has_face[row])
+        cut = has_face and face_size > 0 and index.faces is None
         try:
-            if head_size or (has_face and index.faces is None):
-                a, b = index.similarity[row]                                    # 0, 0 without a face
-                scale = abs(a) * face_size / 112
+            if head_size or cut:
+                a, b = index.similarity[row]
+                scale = abs(a) * face_size / 112 if cut else 0
                 picture, shrink = load_picture(os.path.join(index.root, index.path(row)), short_side=head_size, scale=scale)
             if head_size:
                 head = square_pixels(picture, head_size)
-            if has_face and index.faces is None:
+            if cut:
                 b = b + a * (0.5 + 0.5j) * (1 / shrink - 1)                     # the centre of the shrunken first pixel
                 face = square_pixels(warp_face(picture, a / shrink, b, face_size), face_size)
-            elif has_face:
+            elif has_face and face_size:
                 face = square_pixels(load_picture(os.path.join(index.faces, index.path(row)))[0], face_size)
         except ValueError as error:
             return str(error)
@@ -403,7 +405,8 @@ def collate(samples):
     good = [sample for sample in samples if not isinstance(sample, str)]
     row, head, face, has_face, identity, state = zip(*good) if good else [()] * 6
     row, identity, state = (torch.tensor(numbers, dtype=torch.int64) for numbers in (row, identity, state))
-    head, face = (torch.stack(pictures) if pictures else torch.zeros(0, 3, 0, 0, dtype=torch.uint8) for pictures in (head, face))
+    nothing = torch.zeros(0, 3, 0, 0, dtype=torch.uint8)
+    head, face = (torch.stack(pictures) if pictures else nothing for pictures in (head, face))
     unreadable = [sample for sample in samples if isinstance(sample, str)]
     return Batch(row, head, face, torch.tensor(has_face, dtype=torch.bool), identity, state, unreadable)
 
@@ -417,26 +420,31 @@ def loader(dataset, batches, workers):
 
 # ---------------------------------------------------------------- augmentation: what must not matter
 
-def augment(images, *, degrees=8.0, zoom=0.1, shift=0.06, light=0.25):
+def augment(images, *, degrees=3.0, zoom=0.03, shift=0.03, light=0.1, cover=0.0):
     """Float pictures (B, 3, S, S) in [-1, 1] -> the same, each moved and lit at random, on its own device.
 
     Flip, rotation (degrees), zoom and shift (shares of the side) and light (share of the brightness and
     contrast); what moves in at the border has one random colour, like another background. No hue change: hair
-    and clothes keep their colour, since that is appearance and not nuisance."""
-    B = len(images)
+    and clothes keep their colour, since that is appearance and not nuisance. `cover` is the share of the pictures
+    whose middle is hidden behind a box, so that a look is also learnt from what surrounds the face.
+    All mild by default, since the frames of a video move by themselves."""
+    B, S, device = len(images), images.shape[-1], images.device
 
     def random(*shape):
-        return torch.rand(B, *shape, device=images.device) * 2 - 1             # in [-1, 1)
+        return torch.rand(B, *shape, device=device) * 2 - 1                   # in [-1, 1)
 
-    angle, size = random() * math.radians(degrees), 1 + zoom * random()
-    flip = torch.sign(random())
+    angle, size, flip = random() * math.radians(degrees), 1 + zoom * random(), torch.sign(random())
     cos, sin, (x, y) = size * angle.cos(), size * angle.sin(), 2 * shift * random(2).T
     theta = torch.stack([cos * flip, -sin, x, sin * flip, cos, y], dim=1).view(B, 2, 3)
     grid = F.affine_grid(theta, list(images.shape), align_corners=False)      # (B, S, S, 2)
     border = random(3, 1, 1)
-    moved = F.grid_sample(images - border, grid, align_corners=False) + border
-    brightness, contrast = light * random(1, 1, 1), 1 + light * random(1, 1, 1)
-    return (moved * contrast + brightness).clamp(-1, 1)
+    images = F.grid_sample(images - border, grid, align_corners=False) + border
+    images = images * (1 + light * random(1, 1, 1)) + light * random(1, 1, 1)
+    place = (torch.arange(S, device=device) + 0.5) / S * 2 - 1                # (S,) pixel centres in [-1, 1]
+    middle, half = 0.2 * random(2, 1) - torch.tensor([[0.0], [0.1]], device=device), 0.55 + 0.15 * random(2, 1)  # (B, 2, 1)
+    inside = (place - middle).abs() < half                                    # (B, 2, S): in x and in y
+    box = inside[:, 1, :, None] & inside[:, 0, None, :] & (random(1, 1) < 2 * cover - 1)      # (B, S, S)
+    return torch.where(box[:, None], random(3, 1, 1), images).clamp(-1, 1)
 
 
 # ---------------------------------------------------------------- the toy world: drawn heads with known truth
@@ -450,9 +458,9 @@ PERSON = dict(face_width=(0.62, 0.95), jaw=(0.0, 0.55), eye_gap=(0.22, 0.44), ey
               skin=(0.0, 1.0), skin_red=(0.0, 1.0), ears=(0.08, 0.24), neck=(0.3, 0.55), mole=(0.03, 0.09),
               mole_x=(-0.5, 0.5), mole_y=(-0.45, 0.75))
 LOOK = dict(hair_style=(0, 6), hair_hue=(0.0, 0.14), hair_dye=(0.0, 1.0), hair_light=(0.08, 0.95), hair_line=(-0.8, -0.5),
-            hat=(0, 6), hat_hue=(0.0, 1.0), glasses=(0, 14), glasses_tint=(0.0, 1.0), beard=(0, 14),
+            hat=(0, 6), hat_hue=(0.0, 1.0), glasses=(0, 16), glasses_tint=(0.0, 1.0), beard=(0, 16),
             clothes_hue=(0.0, 1.0), clothes_light=(0.2, 1.0), collar=(0, 3))
-FRAME = dict(yaw=(-25, 25), roll=(-12, 12), scale=(0.86, 1.14), x=(-0.06, 0.06), y=(-0.04, 0.04), light=(0.7, 1.2),
+FRAME = dict(yaw=(-20, 20), roll=(-10, 10), scale=(0.9, 1.1), x=(-0.05, 0.05), y=(-0.03, 0.03), light=(0.7, 1.2),
              side_light=(-0.25, 0.25), warmth=(-0.05, 0.05), background_hue=(0.0, 1.0), background_light=(0.1, 1.0),
              background_shape=(0.0, 1.0), noise=(0.0, 3.0), mouth_open=(0.0, 1.0), rear=(0.0, 1.0))
 REAR = 0.99  # frames with rear >= REAR show the back of the head: no face, no landmarks
@@ -496,7 +504,8 @@ class Pen:
     def ellipse(self, x, y, rx, ry, colour, slant=0.0, depth=None, arc=(0, 360), line=0.0):
         t, slant = np.radians(np.linspace(*arc, 21)), math.radians(slant)
         dx, dy = rx * np.cos(t), ry * np.sin(t)
-        self.shape(x + dx * math.cos(slant) - dy * math.sin(slant), y + dx * math.sin(slant) + dy * math.cos(slant), colour, depth, line)
+        cos, sin = math.cos(slant), math.sin(slant)
+        self.shape(x + dx * cos - dy * sin, y + dx * sin + dy * cos, colour, depth, line)
 
 
 def draw_head(head, size=64):
@@ -578,9 +587,9 @@ def draw_top(pen, h, hair, rear):
     if h.hair_style == 2 and not rear:      # a fringe to one side
         pen.shape([-width, -0.1, width * 0.8, 0.3], [-0.75, -0.98, -0.4, -0.2 + line / 3], hair)
     if h.hat in (1, 2):                     # cap, beanie
-        cap = h.hat == 1
+        brim, forward = (0.22, 0.3 * (not rear)) if h.hat == 1 else (0.1, 0.0)
         pen.ellipse(0, h.hair_line, width + 0.1, 0.75, hsv(h.hat_hue, 0.85, 0.75), depth=0.0, arc=(180, 360))
-        pen.ellipse(0, h.hair_line, width + (0.22 if cap else 0.1), 0.1, hsv(h.hat_hue, 0.85, 0.56), depth=0.3 * (cap and not rear))
+        pen.ellipse(0, h.hair_line, width + brim, 0.1, hsv(h.hat_hue, 0.85, 0.56), depth=forward)
 
 
 def light_up(picture, h, seed):
@@ -634,7 +643,8 @@ def make_toy(root, *, people=450, looks=4, frames=6, size=64, seed=0):
                 print(f"toy world: {done} of {people} people drawn", flush=True)
     write_csv(os.path.join(half, "landmarks.csv"), LANDMARK_HEADER,
               [[path, *(f"{value:.2f}" for value in points.ravel())] for path, points, _ in rows if points is not None])
-    write_csv(os.path.join(half, "attributes.csv"), ["path", *rows[0][2]], [[path, *map(int, has.values())] for path, _, has in rows])
+    write_csv(os.path.join(half, "attributes.csv"), ["path", *rows[0][2]],
+              [[path, *map(int, has.values())] for path, _, has in rows])
     os.replace(half, root)
 
 
@@ -716,9 +726,11 @@ def main(argv=None):
     samples = map(HeadDataset(index, head_size=8, face_size=0).__getitem__, range(len(index.paths)))
     bad = {row: sample for row, sample in enumerate(samples) if isinstance(sample, str)}
     good = np.setdiff1d(np.arange(len(index.paths)), list(bad))
-    report = {"data": index.root, "identities": len(index.names), "states": len(np.unique(index.state)), "pictures": len(index.paths),
-              "faces": int(index.has_face.sum()), "pairs": count_pairs(index.identity[good], index.state[good]),
-              "held_out_identities": int(split_identities(index.names).sum()), "unreadable": list(bad.values()), "notes": index.notes}
+    report = {"data": index.root, "identities": len(index.names), "states": len(np.unique(index.state)),
+              "pictures": len(index.paths), "faces": int(index.has_face.sum()),
+              "pairs": count_pairs(index.identity[good], index.state[good]),
+              "held_out_identities": int(split_identities(index.names).sum()),
+              "unreadable": list(bad.values()), "notes": index.notes}
     print("pairs: {R1} R1 (same look), {R2} R2 (same person, other look), {R3} R3 (other people)".format(**report["pairs"]))
     print(f"held out for evaluation: {report['held_out_identities']} identities")
     print("\n".join([f"unreadable pictures: {len(bad)}", *bad.values()]))

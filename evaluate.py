@@ -83,7 +83,7 @@ def score_embeddings(z, identity, state, fars=FARS):
         "identity": verification(np.concatenate([s["R1"], s["R2"]]), s["R3"], fars),
         "head": verification(s["R1"], np.concatenate([s["R2"], s["R3"]]), fars),
         "ordering": {"R1>R2": auc(s["R1"], s["R2"]), "R2>R3": auc(s["R2"], s["R3"]),
-                     "mean": {name: float(scores.mean(dtype=np.float64)) if len(scores) else None for name, scores in s.items()}},
+                     "mean": {name: float(r.mean(dtype=np.float64)) if len(r) else None for name, r in s.items()}},
         "pairs": {name: len(scores) for name, scores in s.items()}}
 
 
@@ -119,7 +119,8 @@ def evaluate(student, teacher, index, rows, *, which="id", fars=FARS, **how):
         chosen = rows[index.has_face[rows]] if faces else rows
         z, kept, unreadable = embed_rows(network, index, chosen, size=size, faces=faces, **how)
         if len(kept):
-            table.append({"name": name, "pictures": len(kept), **score_embeddings(z, index.identity[kept], index.state[kept], fars)})
+            scores = score_embeddings(z, index.identity[kept], index.state[kept], fars)
+            table.append({"name": name, "pictures": len(kept), **scores})
     return table, z, kept, unreadable
 
 
@@ -141,7 +142,8 @@ def print_table(table, fars):
             starred = [far for far in fars if result["impostor"] and far * result["impostor"] < 1 - 1e-9]
             if starred:
                 unresolved[task] = f"{task} 1/{result['impostor']} = {result['resolvable_far']:.2g}"
-            line += "".join(f"{show(result['vr'][far], '*' * (far in starred)):>9}" for far in fars) + f"{show(result['auc']):>9} |"
+            line += "".join(f"{show(result['vr'][far], '*' * (far in starred)):>9}" for far in fars)
+            line += f"{show(result['auc']):>9} |"
         mean, order = row["ordering"]["mean"], row["ordering"]
         line += "".join(f"{show(mean[name]):>7}" for name in ("R1", "R2", "R3"))
         print(line + f" |{show(order['R1>R2']):>8}{show(order['R2>R3']):>8}")
@@ -225,13 +227,13 @@ def held_out_rows(index, checkpoint, own_data):
     return np.arange(len(index.paths))
 
 
-def find_teacher(path, checkpoint):
+def find_teacher(path, checkpoint, device):
     """The teacher of a run: where it was, or beside the checkpoint. None where it is gone (said on screen)."""
     if checkpoint["teacher"] is None:
         return None
     for file in (checkpoint["teacher"], os.path.join(os.path.dirname(path), "teacher.pt")):
         if os.path.isfile(file):
-            return load_teacher(file)
+            return load_teacher(file).to(device)
     print(f"notice: the teacher {checkpoint['teacher']} is gone; its rows are left out")
     return None
 
@@ -239,12 +241,11 @@ def find_teacher(path, checkpoint):
 def report(path, index, rows, *, which="id", fars=FARS, json_file=None, sheet=None, device="cpu", **how):
     """Evaluate the checkpoint at path on rows of an index: print the table, write the JSON and the picture sheet."""
     checkpoint = read_checkpoint(path, "student")
-    teacher = find_teacher(path, checkpoint)
-    student = load_model(path)[0].to(device)
+    teacher, student = find_teacher(path, checkpoint, device), load_model(path)[0].to(device)
     if not len(rows):
-        print("nobody is held out (the split needs 4 identities), so there is nothing to evaluate: give --data with other people")
+        print("nobody is held out (the split needs 4 identities): nothing to evaluate; give --data with other people")
         return []
-    table, z, kept, unreadable = evaluate(student, teacher and teacher.to(device), index, rows, which=which, fars=fars, device=device, **how)
+    table, z, kept, unreadable = evaluate(student, teacher, index, rows, which=which, fars=fars, device=device, **how)
     people = len(np.unique(index.identity[kept]))
     print(f"\n{path}: epoch {checkpoint['epoch']}, design {student.design}, embedding z_{which}, {people} identities")
     print_table(table, fars)

@@ -200,7 +200,7 @@ class HeadSimilarity(VisionTransformer):
             raise ValueError(f"design must be one of {', '.join(DESIGNS)}; got {design!r}")
         super().__init__(num_cls=DESIGNS[design], **vit)
         D, E = self.dim, embed_dim or self.dim
-        self.design = design
+        self.design, self.embed_dim = design, E
         self.feature_cls = nn.Sequential(  # g_id
             nn.Linear(D, D, bias=False), BatchNorm(D, eps=2e-5), nn.Linear(D, E, bias=False), BatchNorm(E, eps=2e-5))
         if design != "shared":
@@ -260,11 +260,11 @@ def read_checkpoint(path, kind):
 def load_strictly(model, tensors, path):
     """Load all tensors or none; ValueError names the first that are missing, unknown or of another shape."""
     own = model.state_dict()
-    missing, unknown = ([name for name in a if name not in b] for a, b in ((own, tensors), (tensors, own)))
-    other = [name for name in own if name in tensors and own[name].shape != tensors[name].shape]
-    if missing or unknown or other:
-        wrong = [f"{len(names)} {what} ({', '.join(names[:3])})" for names, what in ((missing, "missing"), (unknown, "unknown"), (other, "of another shape")) if names]
-        raise ValueError(f"{path}: its tensors do not fit the network that it describes: {'; '.join(wrong)}")
+    wrong = {"missing": [name for name in own if name not in tensors], "unknown": [name for name in tensors if name not in own],
+             "of another shape": [name for name in own if name in tensors and own[name].shape != tensors[name].shape]}
+    if any(wrong.values()):
+        found = "; ".join(f"{len(names)} {what} ({', '.join(names[:3])})" for what, names in wrong.items() if names)
+        raise ValueError(f"{path}: its tensors do not fit the network that it describes: {found}")
     model.load_state_dict(tensors)
 
 

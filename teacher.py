@@ -20,7 +20,7 @@ from model import BatchNorm, VisionTransformer, load_strictly, read_checkpoint, 
 
 # option: (default in the toy world, default with --data, what it is)
 SIZES = {"size": (48, 112, "side of the square input, pixels"), "patch": (8, 8, "side of a patch, pixels"),
-         "dim": (96, 512, "width of a token"), "depth": (4, 24, "number of blocks"), "heads": (4, 16, "attention heads")}
+         "dim": (96, 512, "width of a token"), "depth": (3, 24, "number of blocks"), "heads": (4, 16, "attention heads")}
 
 
 class AdaFaceViT(VisionTransformer):
@@ -131,15 +131,17 @@ class Progress:
 
 # ---------------------------------------------------------------- pre-training
 
-def pretrain(index, people, path, *, vit, epochs, seed, workers, device, dtype, batch_size=64, lr=2e-3):
+def pretrain(index, people, path, *, vit, epochs, seed, workers, device, dtype, batch_size=64, lr=None):
     """Train an AdaFaceViT on the aligned faces of the identities `people` (bool, one an identity); write it to path.
 
-    vit: sizes of the ViT; batch_size in faces. load_teacher(path) reads the frozen teacher. The margin is milder than
-    the published m 0.4, s 64, which a small network on a few thousand faces does not get off the ground with."""
+    vit: sizes of the ViT; batch_size in faces; lr None: 0.2 / dim, since wide networks want small steps.
+    load_teacher(path) reads the frozen teacher. The margin is milder than the published m 0.4, s 64, with which a
+    small network on a few thousand faces does not get off the ground."""
     rows = (index.has_face & people[index.identity]).nonzero()[0]
     classes = {identity: label for label, identity in enumerate(sorted(set(index.identity[rows].tolist())))}
     if len(classes) < 2:
-        raise ValueError(f"pre-training a teacher needs aligned faces of at least 2 training identities; found {len(classes)} in {index.root}")
+        raise ValueError("pre-training a teacher needs aligned faces of at least 2 training identities; "
+                         f"found {len(classes)} in {index.root}")
     torch.manual_seed(seed)
     network = AdaFaceViT(**vit)
     modules = nn.ModuleDict({"network": network, "head": AdaFace(network.embed_dim, len(classes), m=0.3, s=32.0)})
@@ -147,7 +149,7 @@ def pretrain(index, people, path, *, vit, epochs, seed, workers, device, dtype, 
     sampler = IdentitySampler(rows, index.identity[rows], index.state[rows], P=batch_size // 2, S=2, K=1, seed=seed)
     batches = loader(HeadDataset(index, head_size=0, face_size=network.image_size), sampler, workers)
     steps = epochs * len(sampler)
-    optimiser, schedule = make_optimiser(modules, lr=lr, weight_decay=0.05, steps=steps, warmup=100)
+    optimiser, schedule = make_optimiser(modules, lr=lr or 0.2 / network.dim, weight_decay=0.05, steps=steps, warmup=100)
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
     progress, step = Progress("teacher", steps), 0
     for epoch in range(epochs):
@@ -157,7 +159,7 @@ def pretrain(index, people, path, *, vit, epochs, seed, workers, device, dtype, 
             if not len(batch.row):
                 continue
             labels = torch.tensor([classes[identity] for identity in batch.identity.tolist()], device=device)
-            faces = augment(to_unit(batch.face.to(device, non_blocking=True)), degrees=4, zoom=0.05, shift=0.03)
+            faces = augment(to_unit(batch.face.to(device, non_blocking=True)))
             with autocast(device, dtype):
                 z = network(faces)
             logits = modules["head"](z, labels)
@@ -183,9 +185,11 @@ def network_options(parser):
 def machine_options(parser):
     """Where it runs; shared with train.py and evaluate.py."""
     group = parser.add_argument_group("machine")
-    group.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1), help="processes that read pictures")
+    group.add_argument("--workers", type=int, default=min(8, max(0, (os.cpu_count() or 1) - 2)),
+                       help="processes that read pictures; 0: the main one does, best on two cores")
     group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ...; auto: a GPU where there is one")
-    group.add_argument("--amp", choices=["auto", "bf16", "fp16", "off"], default="auto", help="mixed precision; auto: bf16 or fp16 on a GPU, off on a CPU")
+    group.add_argument("--amp", choices=["auto", "bf16", "fp16", "off"], default="auto",
+                       help="mixed precision; auto: bf16 or fp16 on a GPU, off on a CPU")
 
 
 def check_numbers(settings, **least):
@@ -199,7 +203,7 @@ def check_numbers(settings, **least):
 def vit_sizes(settings):
     """Parsed options -> keyword arguments of a VisionTransformer; options not given take their default for the data."""
     given = {name: getattr(settings, name) or SIZES[name][0 if settings.data is None else 1] for name in SIZES}
-    return dict(image_size=given["size"], patch_size=given["patch"], dim=given["dim"], depth=given["depth"], heads=given["heads"])
+    return dict(image_size=given.pop("size"), patch_size=given.pop("patch"), **given)
 
 
 def main(argv=None):
@@ -209,14 +213,14 @@ def main(argv=None):
     parser.add_argument("--out", metavar="FILE", default="runs/teacher.pt", help="where the teacher goes")
     parser.add_argument("--epochs", type=int, default=8, help="times through the faces")
     parser.add_argument("--batch-size", type=int, default=64, help="faces a step")
-    parser.add_argument("--lr", type=float, default=2e-3, help="highest learning rate")
+    parser.add_argument("--lr", type=float, help="highest learning rate; none: 0.2 / dim")
     settings = parser.parse_args(argv)
     check_numbers(settings, epochs=1, batch_size=2, lr=1e-12, workers=0, **dict.fromkeys(SIZES, 1))
     device, dtype = choose_device(settings.device, settings.amp)
     os.makedirs(os.path.dirname(settings.out) or ".", exist_ok=True)
     index = open_data(settings)
-    pretrain(index, ~split_identities(index.names), settings.out, vit=vit_sizes(settings), epochs=settings.epochs, seed=settings.seed,
-             workers=settings.workers, device=device, dtype=dtype, batch_size=settings.batch_size, lr=settings.lr)
+    pretrain(index, ~split_identities(index.names), settings.out, vit=vit_sizes(settings), epochs=settings.epochs,
+             seed=settings.seed, workers=settings.workers, device=device, dtype=dtype, batch_size=settings.batch_size, lr=settings.lr)
     print(f"teacher: {settings.out}")
 
 

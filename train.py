@@ -35,7 +35,7 @@ def parse(argv=None):
     group = parser.add_argument_group("student and losses")
     group.add_argument("--design", choices=list(DESIGNS), default="dual-cls", help="two CLS tokens (the paper's), or an ablation")
     group.add_argument("--teacher", metavar="FILE", help="teacher.pt of an earlier run; none: the run's own, pre-trained first")
-    group.add_argument("--align-weight", type=float, default=1.0, help="weight of the alignment with the teacher; 0: no teacher")
+    group.add_argument("--align-weight", type=float, default=2.0, help="weight of the alignment with the teacher; 0: no teacher")
     group.add_argument("--hier-weight", type=float, default=1.0, help="weight of the hierarchical loss")
     group.add_argument("--head-weight", type=float, default=1.0, help="weight of z_head in the hierarchical loss; z_id has 1")
     group.add_argument("--margins", type=float, nargs=2, default=[0.1, 0.1], metavar=("M12", "M23"),
@@ -43,18 +43,18 @@ def parse(argv=None):
     group.add_argument("--temperature", type=float, default=0.1, help="t of the hierarchical loss, in cosine")
     group.add_argument("--aggregate", choices=["lse", "mean"], default="lse", help="the hardest pairs count most, or all alike")
     group = parser.add_argument_group("schedule")
-    group.add_argument("--epochs", type=int, default=10, help="times through the training pictures")
-    group.add_argument("--teacher-epochs", type=int, default=8, help="the same for a teacher that is pre-trained first")
+    group.add_argument("--epochs", type=int, default=14, help="times through the training pictures")
+    group.add_argument("--teacher-epochs", type=int, default=9, help="the same for a teacher that is pre-trained first")
     group.add_argument("--steps", type=int, help="steps an epoch; none: as many as show every picture about once")
     group.add_argument("--batch-size", type=int, default=128, help="pictures a step: identities x states x frames")
     group.add_argument("--states", type=int, default=2, help="appearance states of an identity in a batch")
     group.add_argument("--frames", type=int, default=2, help="frames of a state in a batch")
-    group.add_argument("--lr", type=float, default=1e-3, help="highest learning rate, after the warm-up")
+    group.add_argument("--lr", type=float, help="highest learning rate, after the warm-up; none: 0.3 / dim")
     group.add_argument("--weight-decay", type=float, default=0.05, help="AdamW's, on matrices only")
     group = parser.add_argument_group("run")
     group.add_argument("--out", metavar="DIR", help="run folder; none: a new one, runs/<data>-<design>")
     group.add_argument("--resume", metavar="FILE", help="go on from this last.pt, with its settings; none: a new run")
-    group.add_argument("--eval-every", type=int, default=5, help="epochs between evaluations on the held-out identities")
+    group.add_argument("--eval-every", type=int, default=7, help="epochs between evaluations on the held-out identities")
     group.add_argument("--fars", type=float, nargs="+", default=list(evaluate.FARS), help="false accept rates; the first chooses best.pt")
     settings = parser.parse_args(argv)
     if settings.resume:
@@ -90,7 +90,8 @@ def open_run(settings):
     if settings.out is None:
         data = "toy" if settings.data is None else os.path.basename(os.path.abspath(settings.data))
         name = os.path.join("runs", f"{data}-{settings.design}")
-        settings.out = next(out for out in itertools.chain([name], (f"{name}-{i}" for i in itertools.count(2))) if not taken(out))
+        names = itertools.chain([name], (f"{name}-{i}" for i in itertools.count(2)))
+        settings.out = next(name for name in names if not taken(name))
     elif not settings.resume and taken(settings.out):
         raise ValueError(f"{settings.out} holds a run already: go on with --resume {os.path.join(settings.out, 'last.pt')}, "
                          "or choose another --out")
@@ -100,7 +101,7 @@ def open_run(settings):
 # ---------------------------------------------------------------- what a run is made of
 
 def prepare(settings, device, dtype):
-    """Settings -> everything that a run needs: data, frozen teacher, student, batches, optimiser, schedule, scaler."""
+    """Settings -> everything that a run needs: data, teacher's targets, student, batches, optimiser, schedule, scaler."""
     machine = dict(device=device, dtype=dtype, workers=settings.workers)
     index = open_data(settings)
     held_out = split_identities(index.names)
@@ -109,21 +110,23 @@ def prepare(settings, device, dtype):
 
     teacher, teacher_path = prepare_teacher(settings, index, ~held_out, machine)
     student = make_student(settings, teacher).to(device)
+    targets, has_target = teacher_targets(teacher, index, train_rows, student.embed_dim, machine)
 
-    sampler = IdentitySampler(train_rows, index.identity[train_rows], index.state[train_rows], S=settings.states, K=settings.frames,
-                              P=settings.batch_size // (settings.states * settings.frames), seed=settings.seed, steps=settings.steps)
+    sampler = IdentitySampler(train_rows, index.identity[train_rows], index.state[train_rows],
+                              P=settings.batch_size // (settings.states * settings.frames), S=settings.states, K=settings.frames,
+                              seed=settings.seed, steps=settings.steps)
     for line in sampler.notices:
         print(f"notice: {line}")
     print(f"batches: {len(sampler)} an epoch, of {sampler.P} identities x {sampler.S} states x {sampler.K} frames", flush=True)
-    dataset = HeadDataset(index, head_size=student.image_size, face_size=teacher.image_size if teacher else 0)
+    dataset = HeadDataset(index, head_size=student.image_size, face_size=0)
 
-    optimiser, schedule = make_optimiser(student, lr=settings.lr, weight_decay=settings.weight_decay,
+    optimiser, schedule = make_optimiser(student, lr=settings.lr or 0.3 / student.dim, weight_decay=settings.weight_decay,
                                          steps=settings.epochs * len(sampler), warmup=200)
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
     return SimpleNamespace(
         settings=settings, machine=machine, index=index, test_rows=test_rows,
-        trained=[name for name, out in zip(index.names, held_out) if not out], teacher=teacher, teacher_path=teacher_path,
-        student=student, sampler=sampler, batches=loader(dataset, sampler, settings.workers), optimiser=optimiser,
+        trained=[name for name, out in zip(index.names, held_out) if not out], teacher_path=teacher_path, targets=targets,
+        has_target=has_target, student=student, sampler=sampler, batches=loader(dataset, sampler, settings.workers), optimiser=optimiser,
         schedule=schedule, scaler=scaler, epoch=0, step=0, best=None, unreadable=set())
 
 
@@ -140,6 +143,25 @@ def prepare_teacher(settings, index, people, machine):
         pretrain(index, people, path, vit=vit_sizes(settings), epochs=settings.teacher_epochs, seed=settings.seed, **machine)
     print(f"teacher: {path}", flush=True)
     return load_teacher(path).to(machine["device"]), path
+
+
+def teacher_targets(teacher, index, rows, E, machine):
+    """z_t of every training picture: (N, E) float32 and (N,) bool, True where there is one; both on the CPU.
+
+    The teacher is frozen and always sees the same aligned face of a frame, so each embedding is computed once, here,
+    and not again in every epoch."""
+    has_target = torch.zeros(len(index.paths), dtype=torch.bool)
+    if teacher is None:
+        return torch.zeros(1, E).expand(len(index.paths), E), has_target
+    print("teacher: embeds the aligned faces, once", flush=True)
+    z_t, kept, unreadable = evaluate.embed_rows(teacher, index, rows[index.has_face[rows]], size=teacher.image_size,
+                                                faces=True, **machine)
+    for message in unreadable:
+        print(f"warning: no target: {message}", flush=True)
+    targets = torch.zeros(len(index.paths), E)
+    if len(kept):
+        targets[kept], has_target[kept] = z_t, True
+    return targets, has_target
 
 
 def make_student(settings, teacher):
@@ -165,13 +187,12 @@ def make_student(settings, teacher):
 def losses_of(run, batch):
     """One batch -> {"align", "id", "head", "total"}: scalar losses."""
     settings, device = run.settings, run.machine["device"]
-    head, face, has_face, identity, state = (tensor.to(device, non_blocking=True) for tensor in batch[1:6])
+    head, identity, state, z_t, has_target = (tensor.to(device, non_blocking=True) for tensor in (
+        batch.head, batch.identity, batch.state, run.targets[batch.row], run.has_target[batch.row]))
     with autocast(device, run.machine["dtype"]):
-        z_id, z_head = run.student(augment(to_unit(head)))            # (B, E) each
-        with torch.no_grad():
-            z_t = run.teacher(to_unit(face)) if run.teacher else z_id  # (B, E), of the aligned face
+        z_id, z_head = run.student(augment(to_unit(head), cover=0.05))            # (B, E) each
     hierarchy = dict(m12=settings.margins[0], m23=settings.margins[1], t=settings.temperature, aggregate=settings.aggregate)
-    terms = {"align": alignment_loss(z_t, z_id, has_face),
+    terms = {"align": alignment_loss(z_t, z_id, has_target),
              "id": hierarchical_loss(z_id, identity, state, **hierarchy),
              "head": hierarchical_loss(z_head, identity, state, **hierarchy)}
     total = settings.align_weight * terms["align"] + settings.hier_weight * (terms["id"] + settings.head_weight * terms["head"])
@@ -183,7 +204,8 @@ def train_epoch(run):
     sums, done = {}, 0
     run.student.train()
     run.sampler.set_epoch(run.epoch)
-    progress = Progress(f"epoch {run.epoch + 1}/{run.settings.epochs}, step", run.settings.epochs * len(run.sampler), done=run.step)
+    epochs = run.settings.epochs
+    progress = Progress(f"epoch {run.epoch + 1}/{epochs}, step", epochs * len(run.sampler), done=run.step)
     for batch in run.batches:
         run.step += 1
         for message in set(batch.unreadable) - run.unreadable:
@@ -213,7 +235,8 @@ def score(run):
 def evaluate_and_keep_best(run):
     """Score the student; write best.pt if the mean of its two VRs is no worse than before. -> the scores, for the log."""
     scores = score(run)
-    print(f"held out, epoch {run.epoch}: " + "  ".join(f"{name} {evaluate.show(value)}" for name, value in scores.items()), flush=True)
+    shown = "  ".join(f"{name} {evaluate.show(value)}" for name, value in scores.items())
+    print(f"held out, epoch {run.epoch}: {shown or 'nobody'}", flush=True)
     rates = [value for name, value in scores.items() if name.endswith("_vr") and value is not None]
     mean = sum(rates) / len(rates) if rates else 0.0
     if run.best is None or mean >= run.best:
@@ -225,10 +248,9 @@ def evaluate_and_keep_best(run):
 def save(run, name):
     """Write runs/NAME/<name>: tensors and plain Python values only."""
     settings = {key: value for key, value in vars(run.settings).items() if key not in ("resume", "out")}
-    embed_dim = run.teacher.embed_dim if run.teacher else None
     save_checkpoint(os.path.join(run.settings.out, name), {
         "kind": "student", "model": run.student.state_dict(), "settings": settings, "trained": run.trained,
-        "model_args": dict(design=run.settings.design, embed_dim=embed_dim, **vit_sizes(run.settings)),
+        "model_args": dict(design=run.settings.design, embed_dim=run.student.embed_dim, **vit_sizes(run.settings)),
         "teacher": run.teacher_path,
         "optimiser": run.optimiser.state_dict(), "schedule": run.schedule.state_dict(), "scaler": run.scaler.state_dict(),
         "epoch": run.epoch, "step": run.step, "best": run.best,
@@ -259,7 +281,8 @@ def main(argv=None):
     settings = parse(argv)
     device, dtype = choose_device(settings.device, settings.amp)
     open_run(settings)
-    print(f"run folder: {settings.out}\ndevice: {device}, precision: {str(dtype or torch.float32).removeprefix('torch.')}", flush=True)
+    precision = str(dtype or torch.float32).removeprefix("torch.")
+    print(f"run folder: {settings.out}\ndevice: {device}, precision: {precision}", flush=True)
     run = prepare(settings, device, dtype)
     if settings.resume:
         resume(run)
@@ -270,7 +293,8 @@ def main(argv=None):
         print("settings: " + json.dumps(vars(settings)), flush=True)
     while run.epoch < settings.epochs:
         started = time.time()
-        line = {"epoch": run.epoch + 1, "lr": run.schedule.get_last_lr()[0], **train_epoch(run), "seconds": round(time.time() - started, 2)}
+        line = {"epoch": run.epoch + 1, "lr": run.schedule.get_last_lr()[0], **train_epoch(run)}
+        line["seconds"] = round(time.time() - started, 2)
         run.epoch += 1
         if run.epoch % settings.eval_every == 0 or run.epoch == settings.epochs:
             line |= evaluate_and_keep_best(run)

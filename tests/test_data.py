@@ -1,6 +1,8 @@
 """data.py: pictures of every kind, alignment of known points, folders, split, sampler, augmentation, the toy world."""
 import os
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -318,11 +320,20 @@ def test_workers_and_the_main_process_read_the_same_batches(toy):
     assert all(torch.equal(a.head, b.head) and torch.equal(a.face, b.face) for a, b in zip(here, there))
 
 
+def test_cover_hides_the_middle_of_its_share_of_the_pictures_and_nothing_else():
+    torch.manual_seed(0)
+    heads = torch.zeros(400, 3, 32, 32)
+    covered = data.augment(heads, degrees=0, zoom=0, shift=0, light=0, cover=0.25) != 0
+    share = covered[:, :, 15, 16].all(dim=1).float().mean()
+    assert 0.18 < share < 0.32 and not covered[:, :, :, 0].any() and not covered[:, :, 31].any()
+    assert not (data.augment(heads, degrees=0, zoom=0, shift=0, light=0) != 0).any()
+
+
 def test_augmentation_moves_and_lights_but_keeps_hue_and_range():
     torch.manual_seed(0)
     orange = torch.tensor([0.6, 0.2, -0.4]).view(1, 3, 1, 1).expand(64, 3, 32, 32)
     centre = data.augment(orange)[:, :, 16, 16]
-    assert centre.abs().max() <= 1 and centre[:, 0].std() > 0.05
+    assert centre.abs().max() <= 1 and centre[:, 0].std() > 0.02
     differences = (centre[:, 0] - centre[:, 1]) / (centre[:, 1] - centre[:, 2])  # hue: the ratio of channel differences
     inside = centre.abs().max(dim=1).values < 1
     assert inside.sum() > 40 and torch.allclose(differences[inside], torch.tensor(0.4 / 0.6), atol=1e-3)
@@ -383,3 +394,12 @@ def test_the_report_on_tiny_counts_its_pairs_and_names_unreadable_pictures(tiny,
     out = capsys.readouterr().out
     assert "3 identities, 4 appearance states, 7 pictures" in out and "unreadable pictures: 1" in out and "broken.jpg" in out
     assert "2 R1 (same look), 2 R2 (same person, other look), 11 R3 (other people)" in out
+
+
+def test_names_in_any_script_work_in_the_c_locale_and_a_missing_folder_is_one_line(tmp_path):
+    paint(f"{tmp_path}/李雷/Zoë 1/a b.jpg")
+    script = [sys.executable, os.path.join(os.path.dirname(data.__file__), "data.py"), "--data"]
+    done = subprocess.run([*script, str(tmp_path)], env={**os.environ, "LC_ALL": "C"}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "1 identities, 1 appearance states, 1 pictures" in done.stdout
+    done = subprocess.run([*script, "nowhere"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stderr.startswith("data.py: nowhere: no such folder") and len(done.stderr.splitlines()) == 1

@@ -11,6 +11,8 @@ import torch
 import evaluate
 import train
 from conftest import paint, write_landmarks
+from data import HeadDataset
+from model import to_unit
 from test_data import FACE
 
 ROOT = os.path.join(os.path.dirname(__file__), "..")
@@ -107,16 +109,27 @@ def test_a_worse_evaluation_never_replaces_best(learned, toy, tmp_path, monkeypa
     assert (best["epoch"], best["best"], last["epoch"]) == (1, 0.5, 2)
 
 
-def test_the_frozen_teacher_stays_as_it_is_and_outside_the_checkpoint(learned, toy, tmp_path):
+def test_the_frozen_teacher_stays_as_it_is_and_only_the_student_trains(learned, toy, tmp_path):
     settings = train.parse(["--data", toy, "--teacher", os.path.join(learned, "teacher.pt"), "--out", str(tmp_path / "run"), "--steps", "3", *SMALL])
     train.open_run(settings)
     run = train.prepare(settings, torch.device("cpu"), None)
-    before = {name: tensor.clone() for name, tensor in run.teacher.state_dict().items()}
+    before, targets = open(run.teacher_path, "rb").read(), run.targets.clone()
     train.train_epoch(run)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in run.teacher.state_dict().items()) and not run.teacher.training
+    assert open(run.teacher_path, "rb").read() == before and torch.equal(run.targets, targets) and not run.targets.requires_grad
     trained = {id(parameter) for group in run.optimiser.param_groups for parameter in group["params"]}
     assert trained == {id(parameter) for parameter in run.student.parameters()}
     assert not any(name.startswith("feature.") for name in run.student.state_dict())
+
+
+def test_each_target_is_the_frozen_teacher_on_the_aligned_face_of_its_frame(learned, toy, tmp_path):
+    settings = train.parse(["--data", toy, "--teacher", os.path.join(learned, "teacher.pt"), "--out", str(tmp_path / "run"), *SMALL])
+    run, teacher = train.prepare(settings, torch.device("cpu"), None), train.load_teacher(os.path.join(learned, "teacher.pt"))
+    with_target = run.has_target.nonzero()[:, 0]
+    trained = np.isin(np.array(run.index.names), run.trained)[run.index.identity]
+    assert np.array_equal(run.has_target.numpy(), trained & run.index.has_face)
+    for row in with_target[[0, 7, -1]].tolist():
+        _, _, face, *_ = HeadDataset(run.index, head_size=0, face_size=32)[row]
+        assert torch.allclose(run.targets[row], teacher(to_unit(face)[None])[0], atol=1e-4)
 
 
 def test_the_student_trunk_starts_from_a_teacher_of_its_sizes_only(learned, toy, tmp_path, capsys):
