@@ -420,18 +420,17 @@ def loader(dataset, batches, workers):
 
 # ---------------------------------------------------------------- augmentation: what must not matter
 
-def augment(images, *, degrees=3.0, zoom=0.03, shift=0.03, light=0.1, cover=0.0):
+def augment(images, *, degrees=3.0, zoom=0.03, shift=0.03, light=0.1):
     """Float pictures (B, 3, S, S) in [-1, 1] -> the same, each moved and lit at random, on its own device.
 
     Flip, rotation (degrees), zoom and shift (shares of the side) and light (share of the brightness and
     contrast); what moves in at the border has one random colour, like another background. No hue change: hair
-    and clothes keep their colour, since that is appearance and not nuisance. `cover` is the share of the pictures
-    whose middle is hidden behind a box, so that a look is also learnt from what surrounds the face.
-    All mild by default, since the frames of a video move by themselves."""
-    B, S, device = len(images), images.shape[-1], images.device
+    and clothes keep their colour, since that is appearance and not nuisance. Mild by default, since the frames of
+    a video move by themselves."""
+    B = len(images)
 
     def random(*shape):
-        return torch.rand(B, *shape, device=device) * 2 - 1                   # in [-1, 1)
+        return torch.rand(B, *shape, device=images.device) * 2 - 1            # in [-1, 1)
 
     angle, size, flip = random() * math.radians(degrees), 1 + zoom * random(), torch.sign(random())
     cos, sin, (x, y) = size * angle.cos(), size * angle.sin(), 2 * shift * random(2).T
@@ -439,12 +438,20 @@ def augment(images, *, degrees=3.0, zoom=0.03, shift=0.03, light=0.1, cover=0.0)
     grid = F.affine_grid(theta, list(images.shape), align_corners=False)      # (B, S, S, 2)
     border = random(3, 1, 1)
     images = F.grid_sample(images - border, grid, align_corners=False) + border
-    images = images * (1 + light * random(1, 1, 1)) + light * random(1, 1, 1)
-    place = (torch.arange(S, device=device) + 0.5) / S * 2 - 1                # (S,) pixel centres in [-1, 1]
-    middle, half = 0.2 * random(2, 1) - torch.tensor([[0.0], [0.1]], device=device), 0.55 + 0.15 * random(2, 1)  # (B, 2, 1)
-    inside = (place - middle).abs() < half                                    # (B, 2, S): in x and in y
-    box = inside[:, 1, :, None] & inside[:, 0, None, :] & (random(1, 1) < 2 * cover - 1)      # (B, S, S)
-    return torch.where(box[:, None], random(3, 1, 1), images).clamp(-1, 1)
+    return (images * (1 + light * random(1, 1, 1)) + light * random(1, 1, 1)).clamp(-1, 1)
+
+
+def cover_faces(heads, share):
+    """Hide the middle of a share of the heads (B, 3, S, S) behind a box of one random colour; -> (heads, covered (B,) bool).
+
+    Rear views are rare, but a look has to be recognised in them too: from hair, hat and clothes alone. Our addition."""
+    B, S, device = len(heads), heads.shape[-1], heads.device
+    covered = torch.rand(B, device=device) < share
+    middle = torch.rand(B, 2, 1, device=device) * 0.4 - torch.tensor([[0.2], [0.3]], device=device)  # x and y, in [-1, 1]
+    half = 0.4 + 0.3 * torch.rand(B, 2, 1, device=device)
+    inside = (torch.linspace(-1, 1, S, device=device) - middle).abs() < half  # (B, 2, S)
+    box = inside[:, 1, :, None] & inside[:, 0, None, :] & covered[:, None, None]                     # (B, S, S)
+    return torch.where(box[:, None], torch.rand(B, 3, 1, 1, device=device) * 2 - 1, heads), covered
 
 
 # ---------------------------------------------------------------- the toy world: drawn heads with known truth

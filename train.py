@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 import evaluate
-from data import HeadDataset, IdentitySampler, Parser, augment, command_line, data_options, loader, open_data, split_identities
+from data import HeadDataset, IdentitySampler, Parser, augment, command_line, cover_faces, data_options, loader, open_data, split_identities
 from losses import alignment_loss, hierarchical_loss
 from model import DESIGNS, HeadSimilarity, read_checkpoint, save_checkpoint, to_unit
 from teacher import (SIZES, Progress, autocast, check_finite, check_numbers, choose_device, load_teacher, make_optimiser,
@@ -190,9 +190,10 @@ def losses_of(run, batch):
     head, identity, state, z_t, has_target = (tensor.to(device, non_blocking=True) for tensor in (
         batch.head, batch.identity, batch.state, run.targets[batch.row], run.has_target[batch.row]))
     with autocast(device, run.machine["dtype"]):
-        z_id, z_head = run.student(augment(to_unit(head), cover=0.05))            # (B, E) each
+        heads, covered = cover_faces(augment(to_unit(head)), share=0.12)
+        z_id, z_head = run.student(heads)                                      # (B, E) each
     hierarchy = dict(m12=settings.margins[0], m23=settings.margins[1], t=settings.temperature, aggregate=settings.aggregate)
-    terms = {"align": alignment_loss(z_t, z_id, has_target),
+    terms = {"align": alignment_loss(z_t, z_id, has_target & ~covered),
              "id": hierarchical_loss(z_id, identity, state, **hierarchy),
              "head": hierarchical_loss(z_head, identity, state, **hierarchy)}
     total = settings.align_weight * terms["align"] + settings.hier_weight * (terms["id"] + settings.head_weight * terms["head"])
