@@ -8,8 +8,8 @@ segment share an appearance state.
     PATH/<identity>/<frame>.jpg                no segments: every picture its own state
     PATH/landmarks.csv                         path,x1,y1,...,x5,y5 in pixels of the upright picture
 
-    python data.py --data PATH      # what is in a folder, and what was skipped and why
-    python data.py --toy DIR                            # write the toy world
+    python data.py --data PATH                 # what is in a folder, and what was skipped and why
+    python data.py --toy DIR                   # write the toy world
 """
 import argparse
 import colorsys
@@ -136,7 +136,7 @@ class HeadIndex:
         return os.fsdecode(self.paths[row])
 
     def summary(self):
-        return (f"{self.root}: {len(self.names)} identities, {len(np.unique(self.state))} appearance states, "
+        return (f"{self.root}: {len(np.unique(self.identity))} identities, {len(np.unique(self.state))} appearance states, "
                 f"{len(self.paths)} pictures\nfaces: {int(self.has_face.sum())} of {len(self.paths)} pictures")
 
 
@@ -173,6 +173,8 @@ def scan_heads(root, *, faces=None, segment_frames=0, segment_gap=0):
     dropped = []
     if segment_frames:
         found, dropped = cut_segments(found, segment_frames, segment_gap)
+        if not found:
+            raise ValueError(f"{root}: all {len(dropped)} frames fall into the gaps of --segment-gap {segment_gap}")
     notes = [*note(stray, "pictures outside an identity folder"), *note(empty, "empty folders"),
              *note(deep, "folders below a segment"), *note(dropped, "frames in the gaps between segments")]
     keys = {}
@@ -223,7 +225,7 @@ def cut_segments(found, frames, gap):
 
 
 def add_faces(index):
-    """Fill points and has_face of an index from its --faces folder or its landmarks.csv; note what does not fit."""
+    """Fill similarity and has_face of an index from its --faces folder or its landmarks.csv; note what does not fit."""
     if index.faces is not None:
         if not os.path.isdir(index.faces):
             raise ValueError(f"--faces {index.faces}: no such folder")
@@ -238,7 +240,7 @@ def add_faces(index):
         row = rows.get(normal(path))
         if row is None:
             unknown.append(path)
-        elif np.isnan(numbers).any():
+        elif not np.isfinite(numbers).all():
             missing.append(path)
         else:
             points[row] = numbers
@@ -256,7 +258,7 @@ def add_faces(index):
             index.has_face[row] = False
             outside.append(index.path(row))
     index.similarity[:] = np.where(index.has_face[:, None], np.stack([a, b], axis=1), 0)
-    index.notes += [*note(missing, "landmark rows with missing numbers", "no face"),
+    index.notes += [*note(missing, "landmark rows with missing or infinite numbers", "no face"),
                     *note(misfit, "pictures whose landmarks fit no face (wrong order?)", "no face"),
                     *note(outside, "pictures whose landmarks lie far outside", "no face"),
                     *note(unknown, "landmark rows that name no picture", "ignored")]
@@ -370,15 +372,24 @@ class HeadDataset(torch.utils.data.Dataset):
     """index[row] -> (row, head, face, has_face, identity, state), one decode a picture; picklable.
 
     head_size, face_size: sides in pixels; 0 leaves that picture out (0 x 0 pixels). An unreadable picture
-    becomes its error message, which `collate` sets apart."""
+    becomes its error message, which `collate` sets apart. Of a small folder each picture is read once and kept."""
 
     def __init__(self, index, *, head_size, face_size):
         self.index, self.head_size, self.face_size = index, head_size, face_size
+        small = len(index.paths) * 3 * (head_size ** 2 + face_size ** 2) < 256 * 2 ** 20  # bytes
+        self.kept = {} if small else None
 
     def __len__(self):
         return len(self.index.paths)
 
     def __getitem__(self, row):
+        if self.kept is None:
+            return self.read(row)
+        if row not in self.kept:
+            self.kept[row] = self.read(row)
+        return self.kept[row]
+
+    def read(self, row):
         index, head_size, face_size = self.index, self.head_size, self.face_size
         head, face = (torch.zeros(3, size, size, dtype=torch.uint8) for size in (head_size, face_size))
         has_face = bool(index.has_face[row])

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 import evaluate
-from data import HeadDataset, IdentitySampler, Parser, augment, command_line, cover_faces, data_options, loader, open_data, split_identities
+from data import (HeadDataset, IdentitySampler, Parser, augment, command_line, cover_faces, data_options, loader, open_data,
+                  split_identities)
 from losses import alignment_loss, hierarchical_loss
 from model import DESIGNS, HeadSimilarity, read_checkpoint, save_checkpoint, to_unit
 from teacher import (SIZES, Progress, autocast, check_finite, check_numbers, choose_device, load_teacher, make_optimiser,
@@ -43,7 +44,7 @@ def parse(argv=None):
     group.add_argument("--temperature", type=float, default=0.1, help="t of the hierarchical loss, in cosine")
     group.add_argument("--aggregate", choices=["lse", "mean"], default="lse", help="the hardest pairs count most, or all alike")
     group = parser.add_argument_group("schedule")
-    group.add_argument("--epochs", type=int, default=14, help="times through the training pictures")
+    group.add_argument("--epochs", type=int, default=16, help="times through the training pictures")
     group.add_argument("--teacher-epochs", type=int, default=9, help="the same for a teacher that is pre-trained first")
     group.add_argument("--steps", type=int, help="steps an epoch; none: as many as show every picture about once")
     group.add_argument("--batch-size", type=int, default=128, help="pictures a step: identities x states x frames")
@@ -54,7 +55,7 @@ def parse(argv=None):
     group = parser.add_argument_group("run")
     group.add_argument("--out", metavar="DIR", help="run folder; none: a new one, runs/<data>-<design>")
     group.add_argument("--resume", metavar="FILE", help="go on from this last.pt, with its settings; none: a new run")
-    group.add_argument("--eval-every", type=int, default=7, help="epochs between evaluations on the held-out identities")
+    group.add_argument("--eval-every", type=int, default=8, help="epochs between evaluations on the held-out identities")
     group.add_argument("--fars", type=float, nargs="+", default=list(evaluate.FARS), help="false accept rates; the first chooses best.pt")
     settings = parser.parse_args(argv)
     if settings.resume:
@@ -190,7 +191,7 @@ def losses_of(run, batch):
     head, identity, state, z_t, has_target = (tensor.to(device, non_blocking=True) for tensor in (
         batch.head, batch.identity, batch.state, run.targets[batch.row], run.has_target[batch.row]))
     with autocast(device, run.machine["dtype"]):
-        heads, covered = cover_faces(augment(to_unit(head)), share=0.12)
+        heads, covered = cover_faces(augment(to_unit(head)), share=0.1)
         z_id, z_head = run.student(heads)                                      # (B, E) each
     hierarchy = dict(m12=settings.margins[0], m23=settings.margins[1], t=settings.temperature, aggregate=settings.aggregate)
     terms = {"align": alignment_loss(z_t, z_id, has_target & ~covered),
