@@ -308,9 +308,10 @@ def split_identities(names, held_out=0.25):
 class IdentitySampler:
     """Batches of row numbers: P distinct identities, S states of each, K frames of each state.
 
-    rows, identity, state: (N,) arrays. An identity with fewer states gets more frames of those it has; a picture
-    is repeated in a batch only where its identity has fewer than S * K. All batches and epochs are equally
-    long; set_epoch(e) shuffles anew. len() = steps, by default as many batches as the pictures fill, at least 1."""
+    rows, identity, state: (N,) arrays. An identity with fewer states gives more frames of those it has, and one with
+    fewer than S * K pictures gives all of them: no picture stands twice in a batch, so none is a genuine pair with
+    itself. All epochs have len() = steps batches, by default as many as the pictures fill, at least 1;
+    set_epoch(e) shuffles anew."""
 
     def __init__(self, rows, identity, state, *, P, S, K, seed=0, steps=None):
         if len(rows) == 0 or min(P, S, K) < 1:
@@ -328,7 +329,7 @@ class IdentitySampler:
             self.notices.append(f"only {self.P} training identities: batches of {self.P * S * K} pictures, not {P * S * K}")
         small = sum(1 for states in self.states if sum(len(self.frames[s]) for s in states) < S * K)
         if small:
-            self.notices.append(f"{small} training identities have fewer than {S * K} pictures: these repeat in a batch")
+            self.notices.append(f"{small} training identities have fewer than {S * K} pictures: their share of a batch is smaller")
 
     def __len__(self):
         return self.steps
@@ -346,13 +347,13 @@ class IdentitySampler:
             yield [row for person in people for row in self.draw(rng, self.states[person])]
 
     def draw(self, rng, states):
-        """S * K rows of one identity: K of each of S of its states, then whatever else it has, then repeats."""
+        """S * K rows of one identity: K of each of S of its states, then whatever else it has."""
         states, wanted = rng.permutation(states), self.S * self.K
         piles = [rng.permutation(self.frames[state]) for state in states[:self.S]]
         drawn = np.concatenate([pile[:self.K] for pile in piles])
         if len(drawn) < wanted:
             rest = [pile[self.K:] for pile in piles] + [self.frames[state] for state in states[self.S:]]
-            drawn = np.resize(np.concatenate([drawn, *rest]), wanted)
+            drawn = np.concatenate([drawn, *rest])[:wanted]
         return drawn.tolist()
 
 

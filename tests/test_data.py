@@ -296,7 +296,7 @@ def test_few_identities_and_few_frames_work_with_a_notice():
     identity, state = np.array([0, 0, 0, 1]), np.array([0, 0, 1, 2])
     sampler = IdentitySampler(np.arange(4), identity, state, P=8, S=2, K=2)
     batch = next(iter(sampler))
-    assert len(sampler) == 1 and len(batch) == 8 and set(batch) == {0, 1, 2, 3} and batch.count(3) == 4
+    assert len(sampler) == 1 and sorted(batch) == [0, 1, 2, 3]
     assert len(sampler.notices) == 2 and "only 2 training identities" in sampler.notices[0] and "2 training identities have fewer" in sampler.notices[1]
 
 
