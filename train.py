@@ -62,6 +62,9 @@ def parse(argv=None):
         parser.set_defaults(**read_checkpoint(settings.resume, "student")["settings"])
         settings = parser.parse_args(argv)
         settings.out = os.path.dirname(settings.resume) or "."
+    for name in ("data", "faces", "teacher"):  # the checkpoint keeps them for runs from other folders
+        if getattr(settings, name) is not None:
+            setattr(settings, name, os.path.abspath(getattr(settings, name)))
     check(settings)
     return settings
 
@@ -127,8 +130,8 @@ def prepare(settings, device, dtype):
     return SimpleNamespace(
         settings=settings, machine=machine, index=index, test_rows=test_rows,
         trained=[name for name, out in zip(index.names, held_out) if not out], teacher_path=teacher_path, targets=targets,
-        has_target=has_target, student=student, sampler=sampler, batches=loader(dataset, sampler, settings.workers), optimiser=optimiser,
-        schedule=schedule, scaler=scaler, epoch=0, step=0, best=None, unreadable=set())
+        has_target=has_target, student=student, sampler=sampler, batches=loader(dataset, sampler, settings.workers),
+        optimiser=optimiser, schedule=schedule, scaler=scaler, epoch=0, step=0, best=None, unreadable=set())
 
 
 def prepare_teacher(settings, index, people, machine):
@@ -138,11 +141,14 @@ def prepare_teacher(settings, index, people, machine):
     if not index.has_face.any():
         raise ValueError(f"{index.root} has no aligned faces to distil from: give it a landmarks.csv, or use --faces DIR, "
                          "or --align-weight 0")
-    path = os.path.abspath(settings.teacher or os.path.join(settings.out, "teacher.pt"))
+    path = settings.teacher or os.path.abspath(os.path.join(settings.out, "teacher.pt"))
     if not settings.teacher and not os.path.exists(path):
         print("teacher: none given, so one is pre-trained on the training identities' aligned faces", flush=True)
         pretrain(index, people, path, vit=vit_sizes(settings), epochs=settings.teacher_epochs, seed=settings.seed, **machine)
     print(f"teacher: {path}", flush=True)
+    seen = set(read_checkpoint(path, "teacher")["trained"]) & {name for name, trained in zip(index.names, people) if not trained}
+    if seen:
+        print(f"notice: this teacher was trained on {len(seen)} identities of the same name as held-out ones", flush=True)
     return load_teacher(path).to(machine["device"]), path
 
 
@@ -270,10 +276,11 @@ def resume(run):
     if run.machine["device"].type == "cuda" and checkpoint["random"]["cuda"]:
         torch.cuda.set_rng_state_all(checkpoint["random"]["cuda"])
     log = os.path.join(run.settings.out, "log.jsonl")
-    with open(log, encoding="utf-8") as file:
-        lines = file.readlines()[:run.epoch]  # a line an epoch; what a killed run wrote later is done again
-    with open(log, "w", encoding="utf-8") as file:
-        file.writelines(lines)
+    if os.path.exists(log):
+        with open(log, encoding="utf-8") as file:
+            lines = file.readlines()[:run.epoch]  # a line an epoch; what a killed run wrote later is done again
+        with open(log, "w", encoding="utf-8") as file:
+            file.writelines(lines)
     print(f"resumed: {run.settings.resume}, after epoch {run.epoch} of {run.settings.epochs}", flush=True)
 
 
@@ -293,6 +300,7 @@ def main(argv=None):
             return
     else:
         print("settings: " + json.dumps(vars(settings)), flush=True)
+        open(os.path.join(settings.out, "log.jsonl"), "w").close()
     while run.epoch < settings.epochs:
         started = time.time()
         line = {"epoch": run.epoch + 1, "lr": run.schedule.get_last_lr()[0], **train_epoch(run)}
