@@ -377,39 +377,44 @@ class HeadDataset(torch.utils.data.Dataset):
 
     def __init__(self, index, *, head_size, face_size):
         self.index, self.head_size, self.face_size = index, head_size, face_size
-        small = len(index.paths) * 3 * (head_size ** 2 + face_size ** 2) < 256 * 2 ** 20  # bytes
-        self.kept = {} if small else None
+        n, self.kept = len(index.paths), None
+        if n * 3 * (head_size ** 2 + face_size ** 2) < 256 * 2 ** 20:  # bytes; one block each, as small ones fragment memory
+            heads, faces = (torch.empty(n, 3, side, side, dtype=torch.uint8) for side in (head_size, face_size))
+            self.kept = torch.zeros(n, dtype=torch.bool), heads, faces
 
     def __len__(self):
         return len(self.index.paths)
 
     def __getitem__(self, row):
-        if self.kept is None:
-            return self.read(row)
-        if row not in self.kept:
-            self.kept[row] = self.read(row)
-        return self.kept[row]
+        if self.kept is not None and self.kept[0][row]:
+            head, face = self.kept[1][row], self.kept[2][row]
+        else:
+            try:
+                head, face = self.read(row)
+            except ValueError as error:
+                return str(error)
+            if self.kept is not None:
+                self.kept[1][row], self.kept[2][row], self.kept[0][row] = head, face, True
+        return row, head, face, bool(self.index.has_face[row]), int(self.index.identity[row]), int(self.index.state[row])
 
     def read(self, row):
+        """Decode a picture -> its head and its aligned face, uint8 tensors; black without a face."""
         index, head_size, face_size = self.index, self.head_size, self.face_size
         head, face = (torch.zeros(3, size, size, dtype=torch.uint8) for size in (head_size, face_size))
-        has_face = bool(index.has_face[row])
-        cut = has_face and face_size > 0 and index.faces is None
-        try:
-            if head_size or cut:
-                a, b = index.similarity[row]
-                scale = abs(a) * face_size / 112 if cut else 0
-                picture, shrink = load_picture(os.path.join(index.root, index.path(row)), short_side=head_size, scale=scale)
-            if head_size:
-                head = square_pixels(picture, head_size)
-            if cut:
-                b = b + a * (0.5 + 0.5j) * (1 / shrink - 1)                     # the centre of the shrunken first pixel
-                face = square_pixels(warp_face(picture, a / shrink, b, face_size), face_size)
-            elif has_face and face_size:
-                face = square_pixels(load_picture(os.path.join(index.faces, index.path(row)))[0], face_size)
-        except ValueError as error:
-            return str(error)
-        return row, head, face, has_face, int(index.identity[row]), int(index.state[row])
+        wanted = bool(index.has_face[row]) and face_size > 0
+        cut = wanted and index.faces is None
+        if head_size or cut:
+            a, b = index.similarity[row]
+            picture, shrink = load_picture(os.path.join(index.root, index.path(row)), short_side=head_size,
+                                           scale=abs(a) * face_size / 112 if cut else 0)
+        if head_size:
+            head = square_pixels(picture, head_size)
+        if cut:
+            b = b + a * (0.5 + 0.5j) * (1 / shrink - 1)                     # the centre of the shrunken first pixel
+            face = square_pixels(warp_face(picture, a / shrink, b, face_size), face_size)
+        elif wanted:
+            face = square_pixels(load_picture(os.path.join(index.faces, index.path(row)))[0], face_size)
+        return head, face
 
 
 def collate(samples):
