@@ -1,4 +1,4 @@
-"""Heads on disk -> batches (head, face, has_face, identity, state); and the toy world, a stand-in with known truth.
+"""Heads on disk -> batches (row, head, face, has_face, identity, state); and the toy world, a stand-in with known truth.
 
 Reading order: one picture, its aligned face, a folder of heads, the split by identity, the sampler, the
 dataset, augmentation, the toy world. Implements the paper's weak supervision: frames of one short video
@@ -20,6 +20,7 @@ import math
 import multiprocessing
 import os
 import re
+import shutil
 import struct
 import sys
 import unicodedata
@@ -42,6 +43,7 @@ PICTURE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, struct.error, Imag
 # Where the five points belong in a 112x112 face, the picture's left one first in each pair (ArcFace's template).
 TEMPLATE = np.array([[38.2946, 51.6963], [73.5318, 51.5014], [56.0252, 71.7366], [41.5493, 92.3655], [70.7299, 92.2041]])
 TOY_WORLD = os.path.join("runs", "toy-world")
+MAX_ENLARGEMENT = 20  # a face of which one pixel becomes 20 is none: its landmarks are not in pixels
 LANDMARK_HEADER = ["path"] + [axis + str(i) for i in range(1, 6) for axis in "xy"]
 MAX_RESIDUAL = 10.0  # px in the 112x112 face; right points give 1 to 5, points in a wrong order 17 and more
 
@@ -128,7 +130,7 @@ class HeadIndex:
     paths: np.ndarray              # (N,) bytes: UTF-8, relative to root, "/" between parts
     identity: np.ndarray           # (N,) int64
     state: np.ndarray              # (N,) int64, numbered through all identities
-    similarity: np.ndarray         # (N, 2) complex: a, b of face_transform; unused without a face
+    transform: np.ndarray          # (N, 2) complex: a, b of face_transform; 0 without a face
     has_face: np.ndarray           # (N,) bool
     notes: list                    # what was skipped and why, a line each
 
@@ -193,10 +195,14 @@ def list_folder(path):
         for entry in entries:
             if entry.name.startswith((".", "__MACOSX", "@eaDir")):
                 continue
-            if entry.is_dir():
-                folders.append(entry.name)
-            elif entry.name.lower().endswith(EXTENSIONS):
-                pictures.append(entry.name)
+            picture = entry.name.lower().endswith(EXTENSIONS)
+            try:
+                if entry.is_dir():
+                    folders.append(entry.name)
+                elif picture and (entry.is_file() or entry.is_symlink()):
+                    pictures.append(entry.name)
+            except OSError:  # a link that leads round in circles
+                pictures += [entry.name] if picture else []
     return sorted(folders), sorted(pictures)
 
 
@@ -225,17 +231,17 @@ def cut_segments(found, frames, gap):
 
 
 def add_faces(index):
-    """Fill similarity and has_face of an index from its --faces folder or its landmarks.csv; note what does not fit."""
+    """Fill transform and has_face of an index from its --faces folder or its landmarks.csv; note what does not fit."""
     if index.faces is not None:
         if not os.path.isdir(index.faces):
-            raise ValueError(f"--faces {index.faces}: no such folder")
+            raise ValueError(f"--faces {index.faces}: not a folder")
         index.has_face[:] = [os.path.isfile(os.path.join(index.faces, index.path(row))) for row in range(len(index.paths))]
         return
     file = os.path.join(index.root, "landmarks.csv")
     if not os.path.isfile(file):
         return
     rows = {normal(index.path(row)): row for row in range(len(index.paths))}
-    points, unknown, missing, outside = np.full((len(rows), 5, 2), np.nan), [], [], []
+    points, unknown, missing, repeated, outside = np.full((len(index.paths), 5, 2), np.nan), [], [], [], []
     for path, numbers in read_landmarks(file):
         row = rows.get(normal(path))
         if row is None:
@@ -243,25 +249,29 @@ def add_faces(index):
         elif not np.isfinite(numbers).all():
             missing.append(path)
         else:
+            repeated += [path] if np.isfinite(points[row]).any() else []
             points[row] = numbers
     a, b, residual = face_transform(points)
-    index.has_face[:] = residual <= MAX_RESIDUAL
+    index.has_face[:] = (residual <= MAX_RESIDUAL) & (np.abs(a) < MAX_ENLARGEMENT)
     misfit = [index.path(row) for row in np.flatnonzero(np.isfinite(points).all(axis=(1, 2)) & ~index.has_face)]
     for row in np.flatnonzero(index.has_face):
         try:
             with Image.open(os.path.join(index.root, index.path(row))) as image:  # reads the header only
-                turned = image.getexif().get(0x0112, 1) >= 5                      # EXIF: width and height change places
+                turned = image.getexif().get(0x0112) in (5, 6, 7, 8)              # EXIF: width and height change places
                 size = image.size[::-1] if turned else image.size
         except PICTURE_ERRORS:
             continue  # the picture itself is named where it is read
         if far_outside(points[row], size):
             index.has_face[row] = False
             outside.append(index.path(row))
-    index.similarity[:] = np.where(index.has_face[:, None], np.stack([a, b], axis=1), 0)
+    index.transform[:] = np.where(index.has_face[:, None], np.stack([a, b], axis=1), 0)
+    turned = [index.path(row) for row in np.flatnonzero(index.has_face & (np.abs(np.angle(a)) > math.pi / 3))]
     index.notes += [*note(missing, "landmark rows with missing or infinite numbers", "no face"),
-                    *note(misfit, "pictures whose landmarks fit no face (wrong order?)", "no face"),
+                    *note(misfit, "pictures whose landmarks fit no face (wrong order? not in pixels?)", "no face"),
+                    *note(turned, "faces turned by more than 60 degrees; look at them, the order may be wrong", "notice"),
+                    *note(repeated, "pictures with several landmark rows; the last one counts", "notice"),
                     *note(outside, "pictures whose landmarks lie far outside", "no face"),
-                    *note(unknown, "landmark rows that name no picture", "ignored")]
+                    *note(unknown, "landmark rows that name no picture in use", "ignored")]
 
 
 def read_landmarks(file):
@@ -272,15 +282,11 @@ def read_landmarks(file):
         if first != LANDMARK_HEADER:
             raise ValueError(f"{file}: the first line must be {','.join(LANDMARK_HEADER)}; "
                              f"found {','.join(first) or 'nothing'}")
-        for fields in table:
-            if not fields:
-                continue
-            try:
-                numbers = np.array([float(value or "nan") for value in fields[1:]]).reshape(5, 2)
-            except ValueError as error:
-                raise ValueError(f"{file}, line {table.line_num}: expected a path and 10 numbers, shape (5, 2); "
-                                 f"got {len(fields) - 1} fields: {','.join(fields[1:])}") from error
-            yield fields[0], numbers
+        try:
+            for fields in filter(None, table):
+                yield fields[0], np.array([float(value or "nan") for value in fields[1:]]).reshape(5, 2)
+        except (ValueError, csv.Error) as error:
+            raise ValueError(f"{file}, line {table.line_num}: expected a path and 10 numbers, shape (5, 2) ({error})") from error
 
 
 def normal(path):
@@ -293,14 +299,12 @@ def normal(path):
 def split_identities(names, held_out=0.25):
     """Identity names -> (len(names),) bool array, True = held out for evaluation.
 
-    A hash of the name decides, so that adding a person moves nobody else. Where the hash holds out fewer than
-    two of four or more, the two with the smallest hash are held out, since one person makes no impostor pair."""
+    A hash of the name decides, so that adding a person moves nobody else. Of four and more, at least two are held
+    out and two trained on, since one person makes no impostor pair; fewer than four are all trained on."""
     digests = [hashlib.sha256(os.fsencode(normal(name))).digest()[:4] for name in names]
     hashes = np.array([int.from_bytes(digest, "big") / 2 ** 32 for digest in digests])
-    out = hashes < held_out
-    if held_out > 0 and out.sum() < 2 and len(names) >= 4:
-        out = np.isin(np.arange(len(names)), np.argsort(hashes)[:2])
-    return out
+    count = np.clip((hashes < held_out).sum(), 2, len(names) - 2) if len(names) >= 4 else 0
+    return np.isin(np.arange(len(names)), np.argsort(hashes)[:count])
 
 
 # ---------------------------------------------------------------- the sampler: P identities x S states x K frames
@@ -373,7 +377,8 @@ class HeadDataset(torch.utils.data.Dataset):
     """index[row] -> (row, head, face, has_face, identity, state), one decode a picture; picklable.
 
     head_size, face_size: sides in pixels; 0 leaves that picture out (0 x 0 pixels). An unreadable picture
-    becomes its error message, which `collate` sets apart. Of a small folder each picture is read once and kept."""
+    becomes its error message, which `collate` sets apart. Of a small folder each picture is read once a
+    process and kept."""
 
     def __init__(self, index, *, head_size, face_size):
         self.index, self.head_size, self.face_size = index, head_size, face_size
@@ -404,7 +409,7 @@ class HeadDataset(torch.utils.data.Dataset):
         wanted = bool(index.has_face[row]) and face_size > 0
         cut = wanted and index.faces is None
         if head_size or cut:
-            a, b = index.similarity[row]
+            a, b = index.transform[row]
             picture, shrink = load_picture(os.path.join(index.root, index.path(row)), short_side=head_size,
                                            scale=abs(a) * face_size / 112 if cut else 0)
         if head_size:
@@ -653,23 +658,28 @@ def draw_person(job):
 def make_toy(root, *, people=450, looks=4, frames=6, size=64, seed=0):
     """Write the toy world, with landmarks.csv and attributes.csv, into the new folder root; the same for the same
     seed. Drawn beside it and renamed at the end, so that a half-drawn world is never taken for a whole one."""
-    if min(people, looks, frames, size) < 1:
-        raise ValueError(f"people, looks, frames and size must be at least 1; got {people}, {looks}, {frames}, {size}")
+    if min(people, looks, frames, size) < 1 or seed < 0:
+        raise ValueError("people, looks, frames and size must be at least 1, the seed at least 0; "
+                         f"got {people}, {looks}, {frames}, {size}, {seed}")
+    root = os.path.normpath(root)
     if os.path.exists(root):
         raise ValueError(f"{root}: exists already; the toy world needs a new folder")
     half, rows = f"{root}.half-drawn-{os.getpid()}", []
     os.makedirs(half)
-    jobs = [(half, person, looks, frames, size, seed) for person in range(people)]
-    with multiprocessing.Pool() as pool:
-        for done, some in enumerate(pool.imap(draw_person, jobs), 1):
-            rows += some
-            if done % 150 == 0 or done == people:
-                print(f"toy world: {done} of {people} people drawn", flush=True)
-    write_csv(os.path.join(half, "landmarks.csv"), LANDMARK_HEADER,
-              [[path, *(f"{value:.2f}" for value in points.ravel())] for path, points, _ in rows if points is not None])
-    write_csv(os.path.join(half, "attributes.csv"), ["path", *rows[0][2]],
-              [[path, *map(int, has.values())] for path, _, has in rows])
-    os.replace(half, root)
+    try:
+        jobs = [(half, person, looks, frames, size, seed) for person in range(people)]
+        with multiprocessing.Pool() as pool:
+            for done, some in enumerate(pool.imap(draw_person, jobs), 1):
+                rows += some
+                if done % 150 == 0 or done == people:
+                    print(f"toy world: {done} of {people} people drawn", flush=True)
+        write_csv(os.path.join(half, "landmarks.csv"), LANDMARK_HEADER,
+                  [[path, *(f"{value:.2f}" for value in points.ravel())] for path, points, _ in rows if points is not None])
+        write_csv(os.path.join(half, "attributes.csv"), ["path", *rows[0][2]],
+                  [[path, *map(int, has.values())] for path, _, has in rows])
+        os.replace(half, root)
+    finally:
+        shutil.rmtree(half, ignore_errors=True)
 
 
 def write_csv(path, header, rows):
@@ -698,6 +708,8 @@ class Parser(argparse.ArgumentParser):
 
 def command_line(main):
     """Run a script's main(argv); what the user can mend is one line on stderr and exit 2."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # a file name that the terminal cannot show
     try:
         sys.exit(main())
     except (ValueError, OSError) as error:
@@ -708,10 +720,10 @@ def command_line(main):
         sys.exit(130)
 
 
-def data_options(parser):
-    """The options that say which pictures: shared by all scripts."""
+def data_options(parser, none=f"the toy world in {TOY_WORLD}, drawn on first use"):
+    """The options that say which pictures, shared by all scripts; none: what stands in for --data."""
     group = parser.add_argument_group("data")
-    group.add_argument("--data", metavar="PATH", help=f"folder laid out as {LAYOUT}; none: the toy world in {TOY_WORLD}")
+    group.add_argument("--data", metavar="PATH", help=f"folder laid out as {LAYOUT}; none: {none}")
     group.add_argument("--faces", metavar="DIR", help="aligned faces under the same relative paths; none: PATH/landmarks.csv")
     group.add_argument("--segment-frames", type=int, default=0, metavar="N",
                        help="cut each folder into windows of N frame numbers, each its own state; 0: do not")
@@ -747,7 +759,7 @@ def main(argv=None):
         make_toy(settings.toy, people=settings.people, seed=settings.seed)
         settings.data = settings.toy
     index = open_data(settings)
-    samples = map(HeadDataset(index, head_size=8, face_size=0).__getitem__, range(len(index.paths)))
+    samples = map(HeadDataset(index, head_size=8, face_size=8 if index.faces else 0).__getitem__, range(len(index.paths)))
     bad = {row: sample for row, sample in enumerate(samples) if isinstance(sample, str)}
     good = np.setdiff1d(np.arange(len(index.paths)), list(bad))
     report = {"data": index.root, "identities": len(index.names), "states": len(np.unique(index.state)),

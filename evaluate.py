@@ -10,6 +10,7 @@ Three relations (arXiv 2605.07766): R1 same identity and look, R2 same identity,
 """
 import json
 import os
+import re
 
 import numpy as np
 import torch
@@ -68,7 +69,7 @@ def pair_scores(z, identity, state, block=1024):
     for start in range(0, len(z), block):
         stop = min(start + block, len(z))
         s = (z[start:stop] @ z[start:].T).clamp(-1, 1)                         # (stop - start, N - start)
-        once = torch.ones_like(s, dtype=torch.bool).triu(diagonal=1)           # i < j
+        once = torch.ones_like(s, dtype=torch.bool).triu(diagonal=1)           # i < j, since both count from start
         person = identity[start:stop, None] == identity[start:]
         look = state[start:stop, None] == state[start:]
         for name, relation in (("R1", person & look), ("R2", person & ~look), ("R3", ~person)):
@@ -114,14 +115,15 @@ def evaluate(student, teacher, index, rows, *, which="id", fars=FARS, **how):
     if teacher is not None:
         networks = [("teacher, aligned faces", teacher, teacher.image_size, True),
                     ("teacher, whole heads", teacher, teacher.image_size, False)] + networks
-    table = []
+    table, unreadable = [], set()
     for name, network, size, faces in networks:
         chosen = rows[index.has_face[rows]] if faces else rows
-        z, kept, unreadable = embed_rows(network, index, chosen, size=size, faces=faces, **how)
+        z, kept, left_out = embed_rows(network, index, chosen, size=size, faces=faces, **how)
+        unreadable |= set(left_out)
         if len(kept):
             scores = score_embeddings(z, index.identity[kept], index.state[kept], fars)
             table.append({"name": name, "pictures": len(kept), **scores})
-    return table, z, kept, unreadable
+    return table, z, kept, sorted(unreadable)
 
 
 def show(value, mark=""):
@@ -159,7 +161,7 @@ def print_table(table, fars):
 
 def write_json(path, content):
     with open(path, "w", encoding="utf-8") as file:  # a threshold of -inf (every pair accepted) has no JSON number
-        file.write(json.dumps(content, indent=1).replace("-Infinity", "null"))
+        file.write(re.sub('(?<=": )-Infinity', "null", json.dumps(content, indent=1)))
 
 
 # ---------------------------------------------------------------- the picture sheet
@@ -264,7 +266,7 @@ def report(path, index, rows, *, which="id", fars=FARS, json_file=None, sheet=No
 def main(argv=None):
     parser = Parser("Evaluate a Head Similarity checkpoint on held-out identities.")
     parser.add_argument("--ckpt", metavar="FILE", required=True, help="best.pt or last.pt of a run")
-    data_options(parser)
+    data_options(parser, none="the held-out identities of the checkpoint's own data")
     machine_options(parser)
     parser.add_argument("--embedding", choices=["id", "head"], default="id", help="z_id, the paper's choice, or z_head")
     parser.add_argument("--fars", type=float, nargs="+", default=list(FARS), help="false accept rates")
@@ -274,6 +276,13 @@ def main(argv=None):
     settings = parser.parse_args(argv)
     check_fars(settings.fars)
     check_numbers(settings, batch_size=1, workers=0)
+    if settings.sheet and not settings.sheet.lower().endswith((".png", ".jpg")):
+        raise ValueError(f"--sheet must name a .png or .jpg file; got {settings.sheet}")
+    for file in (settings.json, settings.sheet):
+        if file and not os.path.isdir(os.path.dirname(file) or "."):
+            raise ValueError(f"{file}: there is no such folder to write it to")
+    if settings.data is None and (settings.faces or settings.segment_frames or settings.segment_gap):
+        raise ValueError("--faces, --segment-frames and --segment-gap go with --data")
     device, dtype = choose_device(settings.device, settings.amp)
     checkpoint = read_checkpoint(settings.ckpt, "student")
     own_data = settings.data is None

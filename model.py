@@ -4,15 +4,14 @@ Reading order: how a picture becomes the network's input, the Vision Transformer
 their projections (and the two ablation designs), and the checkpoint files.
 
 Parameter names are those of the released AdaFace-ViT (`blocks.0.attn.qkv.weight`, ...), so that its
-trunk loads strictly; ReLU6, bias-free qkv and the epsilons follow it. This file imports none of the others.
+trunk fits; ReLU6, bias-free qkv and the epsilons follow it. This file imports none of the others.
 
-    model, preprocess = load_model("runs/toy/best.pt")
+    model, preprocess = load_model("runs/toy-dual-cls/best.pt")
     a, b = (preprocess(Image.open(name)).unsqueeze(0) for name in ("a.jpg", "b.jpg"))  # (1, 3, S, S)
     print(model.similarity(a, b))                                                      # (1,) cosine
 """
 import functools
 import os
-import pickle
 from typing import NamedTuple
 
 import numpy as np
@@ -38,7 +37,8 @@ def upright_rgb(image):
         levels = np.asarray(image)
         if levels.min() < 0 or levels.max() > 65535:
             raise ValueError("32-bit pixels have no fixed range; save it with 8 or 16 bits")
-        image = Image.fromarray((levels >> 8).astype(np.uint8))
+        eight = image.mode == "I" and levels.max() < 256  # 32-bit pixels that hold 8-bit levels
+        image = Image.fromarray((levels if eight else levels >> 8).astype(np.uint8))
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
@@ -249,11 +249,11 @@ def read_checkpoint(path, kind):
         raise ValueError(f"{path}: no such checkpoint file")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+    except Exception as error:  # a damaged file can raise anything
         raise ValueError(f"{path}: not a checkpoint of this project ({type(error).__name__})") from error
-    if not isinstance(content, dict) or content.get("kind") != kind:
-        found = content.get("kind") if isinstance(content, dict) else type(content).__name__
-        raise ValueError(f"{path}: expected a {kind} checkpoint of this project, found {found or 'another file'}")
+    found = str(content.get("kind", "another file")) if isinstance(content, dict) else type(content).__name__
+    if found != kind or not {"model", "model_args", "trained"} <= content.keys():
+        raise ValueError(f"{path}: expected a whole {kind} checkpoint of this project, found {found}")
     return content
 
 

@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 import os
+import tempfile
 import time
 from types import SimpleNamespace
 
@@ -21,12 +22,15 @@ import evaluate
 from data import (HeadDataset, IdentitySampler, Parser, augment, command_line, cover_faces, data_options, loader, open_data,
                   split_identities)
 from losses import alignment_loss, hierarchical_loss
-from model import DESIGNS, HeadSimilarity, read_checkpoint, save_checkpoint, to_unit
+from model import DESIGNS, HeadSimilarity, load_strictly, read_checkpoint, resize_pos_embed, save_checkpoint, to_unit
 from teacher import (SIZES, Progress, autocast, check_finite, check_numbers, choose_device, load_teacher, make_optimiser,
                      network_options, pretrain, update, vit_sizes)
 
 
 # ---------------------------------------------------------------- settings
+
+MAY_CHANGE = ("epochs", "eval_every", "workers", "device", "amp")  # on --resume; the rest is the run's own
+
 
 def parse(argv=None):
     """Command line -> settings, checked before any data is read. With --resume the stored settings are the defaults."""
@@ -54,13 +58,20 @@ def parse(argv=None):
     group.add_argument("--weight-decay", type=float, default=0.05, help="AdamW's, on matrices only")
     group = parser.add_argument_group("run")
     group.add_argument("--out", metavar="DIR", help="run folder; none: a new one, runs/<data>-<design>")
-    group.add_argument("--resume", metavar="FILE", help="go on from this last.pt, with its settings; none: a new run")
+    group.add_argument("--resume", metavar="FILE",
+                       help=f"go on from this last.pt with its settings, of which {', '.join(MAY_CHANGE)} may change; none: a new run")
     group.add_argument("--eval-every", type=int, default=8, help="epochs between evaluations on the held-out identities")
     group.add_argument("--fars", type=float, nargs="+", default=list(evaluate.FARS), help="false accept rates; the first chooses best.pt")
     settings = parser.parse_args(argv)
     if settings.resume:
-        parser.set_defaults(**read_checkpoint(settings.resume, "student")["settings"])
+        stored = read_checkpoint(settings.resume, "student")["settings"]
+        parser.set_defaults(**stored)
         settings = parser.parse_args(argv)
+        changed = [name for name in stored if stored[name] != getattr(settings, name) and name not in MAY_CHANGE]
+        if changed:
+            raise ValueError(f"--resume goes on with the run's own settings; --{changed[0].replace('_', '-')} cannot change")
+        if settings.out is not None:
+            raise ValueError(f"--resume writes to the folder of {settings.resume}; --out goes with a new run")
         settings.out = os.path.dirname(settings.resume) or "."
     for name in ("data", "faces", "teacher"):  # the checkpoint keeps them for runs from other folders
         if getattr(settings, name) is not None:
@@ -73,7 +84,7 @@ def check(settings):
     """ValueError with the rule for a value that no run can have."""
     evaluate.check_fars(settings.fars)
     check_numbers(settings, align_weight=0, hier_weight=0, head_weight=0, temperature=1e-6, epochs=1, teacher_epochs=1,
-                  steps=1, batch_size=2, states=1, frames=1, lr=1e-12, weight_decay=0, eval_every=1, workers=0,
+                  steps=1, batch_size=2, states=1, frames=1, lr=1e-12, weight_decay=0, eval_every=1, workers=0, seed=0,
                   **dict.fromkeys(SIZES, 1))
     if not all(math.isfinite(margin) for margin in settings.margins):
         raise ValueError(f"--margins must be two finite numbers; got {settings.margins}")
@@ -82,24 +93,25 @@ def check(settings):
                          f"so that a batch holds two identities; got {settings.batch_size}")
     with torch.device("meta"):  # no memory: only to hear now that the sizes are impossible
         HeadSimilarity(**vit_sizes(settings))
+    if settings.states * settings.frames < 2:
+        raise ValueError("--states x --frames must be at least 2: no anchor has a genuine pair otherwise")
     if settings.align_weight == settings.hier_weight == 0:
         raise ValueError("--align-weight and --hier-weight are both 0: there is nothing to learn")
 
 
 def open_run(settings):
     """Make the run folder; a run that is there already is never overwritten."""
-    def taken(out):
-        return os.path.exists(os.path.join(out, "last.pt"))
-
     if settings.out is None:
         data = "toy" if settings.data is None else os.path.basename(os.path.abspath(settings.data))
         name = os.path.join("runs", f"{data}-{settings.design}")
         names = itertools.chain([name], (f"{name}-{i}" for i in itertools.count(2)))
-        settings.out = next(name for name in names if not taken(name))
-    elif not settings.resume and taken(settings.out):
-        raise ValueError(f"{settings.out} holds a run already: go on with --resume {os.path.join(settings.out, 'last.pt')}, "
-                         "or choose another --out")
+        settings.out = next(name for name in names if not os.path.isdir(name) or not os.listdir(name))
+    last = os.path.join(settings.out, "last.pt")
+    if not settings.resume and (os.path.exists(last) or os.path.exists(os.path.join(settings.out, "best.pt"))):
+        raise ValueError(f"{settings.out} holds a run already: go on with --resume {last}, or choose another --out")
     os.makedirs(settings.out, exist_ok=True)
+    with tempfile.TemporaryFile(dir=settings.out):  # hear now, not after the first epoch, that it cannot be written to
+        pass
 
 
 # ---------------------------------------------------------------- what a run is made of
@@ -142,11 +154,12 @@ def prepare_teacher(settings, index, people, machine):
         raise ValueError(f"{index.root} has no aligned faces to distil from: give it a landmarks.csv, or use --faces DIR, "
                          "or --align-weight 0")
     path = settings.teacher or os.path.abspath(os.path.join(settings.out, "teacher.pt"))
-    if not settings.teacher and not os.path.exists(path):
+    if not settings.teacher and not (settings.resume and os.path.exists(path)):
         print("teacher: none given, so one is pre-trained on the training identities' aligned faces", flush=True)
         pretrain(index, people, path, vit=vit_sizes(settings), epochs=settings.teacher_epochs, seed=settings.seed, **machine)
     print(f"teacher: {path}", flush=True)
-    seen = set(read_checkpoint(path, "teacher")["trained"]) & {name for name, trained in zip(index.names, people) if not trained}
+    trained = set(read_checkpoint(path, "teacher")["trained"])
+    seen = [name for name, own in zip(index.names, people) if not own and name in trained]
     if seen:
         print(f"notice: this teacher was trained on {len(seen)} identities of the same name as held-out ones", flush=True)
     return load_teacher(path).to(machine["device"]), path
@@ -181,6 +194,9 @@ def make_student(settings, teacher):
     if teacher:
         trunk = {name: tensor for name, tensor in teacher.state_dict().items() if not name.startswith("feature.")}
         own = student.state_dict()
+        if student.patch_size == teacher.patch_size:  # another picture size is another grid of positions
+            grids = [(network.image_size // network.patch_size,) * 2 for network in (teacher, student)]
+            trunk["pos_embed"] = resize_pos_embed(trunk["pos_embed"], *grids)
         if all(name in own and own[name].shape == tensor.shape for name, tensor in trunk.items()):
             student.load_state_dict({**own, **trunk})
             print(f"student trunk: {len(trunk)} of {len(trunk)} tensors from the teacher", flush=True)
@@ -226,6 +242,8 @@ def train_epoch(run):
         update(terms["total"], run.student, run.optimiser, run.schedule, run.scaler)
         sums, done = {name: sums.get(name, 0) + value for name, value in values.items()}, done + 1
         progress.show(run.step, values, len(batch.row), force=run.step % len(run.sampler) == 0)
+    if not done:
+        raise ValueError(f"not one picture of this epoch could be read in {run.index.root}")
     return {name: value / done for name, value in sums.items()}
 
 
@@ -268,7 +286,7 @@ def save(run, name):
 def resume(run):
     """Put a run back to where its last.pt was written, and its log too."""
     checkpoint = read_checkpoint(run.settings.resume, "student")
-    run.student.load_state_dict(checkpoint["model"])
+    load_strictly(run.student, checkpoint["model"], run.settings.resume)
     for part in ("optimiser", "schedule", "scaler"):
         getattr(run, part).load_state_dict(checkpoint[part])
     run.epoch, run.step, run.best = checkpoint["epoch"], checkpoint["step"], checkpoint["best"]
@@ -281,6 +299,9 @@ def resume(run):
             lines = file.readlines()[:run.epoch]  # a line an epoch; what a killed run wrote later is done again
         with open(log, "w", encoding="utf-8") as file:
             file.writelines(lines)
+    run.trained = sorted({*run.trained, *checkpoint["trained"]})  # the folder may have changed since: nobody moves to the
+    known = np.isin(run.index.names, run.trained)                 # held-out people whom the student was trained on
+    run.test_rows = run.test_rows[~known[run.index.identity[run.test_rows]]]
     print(f"resumed: {run.settings.resume}, after epoch {run.epoch} of {run.settings.epochs}", flush=True)
 
 
@@ -296,8 +317,7 @@ def main(argv=None):
     if settings.resume:
         resume(run)
         if run.epoch >= settings.epochs:
-            print(f"this run is finished; to train longer, add --epochs {2 * settings.epochs}")
-            return
+            print(f"this run is finished; to train longer, on a schedule of that length, add --epochs {2 * settings.epochs}")
     else:
         print("settings: " + json.dumps(vars(settings)), flush=True)
         open(os.path.join(settings.out, "log.jsonl"), "w").close()

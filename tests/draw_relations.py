@@ -2,7 +2,7 @@
 
 The picture in the README, and the quickest way to see whether your landmarks are right.
 
-    python tests/draw_relations.py --data PATH --out relations.png     # without --data: the toy world
+    python tests/draw_relations.py --data PATH [--out FILE]     # without --data: the toy world
 """
 import os
 import sys
@@ -15,7 +15,7 @@ from data import HeadDataset, Parser, command_line, data_options, open_data
 from evaluate import framed, relation_of, save_sheet
 
 
-def relation_sheet(index, path, *, people=4, side=96):
+def relation_sheet(index, path, *, people=3, side=96):
     """Draw a few people of an index: a reference, two pictures of each relation to it; under each head its aligned face."""
     dataset, rng, cells = HeadDataset(index, head_size=side, face_size=side), np.random.default_rng(0), []
     titles = {None: "reference", "R1": "same look", "R2": "other look", "R3": "other person"}
@@ -37,10 +37,14 @@ def relation_sheet(index, path, *, people=4, side=96):
 def main(argv=None):
     parser = Parser("Draw a few people of a folder with the three relations and their aligned faces.")
     data_options(parser)
-    parser.add_argument("--out", metavar="FILE", default="relations.png", help="where the picture goes")
+    parser.add_argument("--out", metavar="FILE", default=os.path.join("runs", "relations.png"), help="where the picture goes")
     parser.add_argument("--people", type=int, default=3, help="how many")
     settings = parser.parse_args(argv)
-    relation_sheet(open_data(settings), settings.out, people=settings.people)
+    if settings.people < 1:
+        raise ValueError(f"--people must be at least 1; got {settings.people}")
+    index = open_data(settings)
+    os.makedirs(os.path.dirname(settings.out) or ".", exist_ok=True)
+    relation_sheet(index, settings.out, people=settings.people)
     print(f"picture: {settings.out}")
 
 

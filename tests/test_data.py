@@ -1,6 +1,7 @@
 """data.py: pictures of every kind, alignment of known points, folders, split, sampler, augmentation, the toy world."""
 import os
 import pickle
+import struct
 import subprocess
 import sys
 
@@ -151,18 +152,49 @@ def test_landmarks_that_fit_no_face_count_as_no_face_with_a_note(tmp_path):
     assert {index.path(row) for row in np.flatnonzero(index.has_face)} == {"A/right.png"}
     assert "faces: 1 of 6 pictures" in index.summary()
     assert len(index.notes) == 4 and any("gone.png" in line for line in index.notes)
+    write_landmarks(tmp_path, {"A/right.png": FACE / 80})  # in shares of the side instead of pixels
+    assert not scan_heads(str(tmp_path)).has_face.any()
     batch = data.collate([HeadDataset(index, head_size=8, face_size=8)[row] for row in range(6)])
     assert batch.has_face.sum() == 1 and batch.face[~batch.has_face].max() == 0
 
 
 @pytest.mark.parametrize("text, message", [("path,x1,x2\nA/a.jpg,1,2\n", "first line must be path,x1,y1"), ("", "found nothing"),
-                                           (",".join(data.LANDMARK_HEADER) + "\nA/a.jpg,1,2,3,4,5,6,7,8\n", r"line 2: .*shape \(5, 2\); got 8 fields"),
+                                           (",".join(data.LANDMARK_HEADER) + "\nA/a.jpg,1,2,3,4,5,6,7,8\n", r"line 2: .*shape \(5, 2\)"),
                                            (",".join(data.LANDMARK_HEADER) + "\nA/a.jpg,1,2,3,4,5,6,7,8,9,ten\n", "line 2")])
 def test_a_malformed_landmark_file_is_an_error_with_its_line(tmp_path, text, message):
     paint(f"{tmp_path}/A/a.jpg")
     (tmp_path / "landmarks.csv").write_text(text)
     with pytest.raises(ValueError, match=message):
         scan_heads(str(tmp_path))
+
+
+def test_turned_faces_and_repeated_rows_are_used_with_a_notice(tmp_path):
+    for name in "ab":
+        paint(f"{tmp_path}/A/{name}.png", size=(80, 80))
+    rows = [["A/a.png", *FACE[[4, 3, 2, 1, 0]].ravel()], ["A/b.png", *FACE.ravel()], ["A/b.png", *FACE.ravel()]]
+    data.write_csv(tmp_path / "landmarks.csv", data.LANDMARK_HEADER, rows)
+    index = scan_heads(str(tmp_path))
+    assert index.has_face.all() and len(index.notes) == 2
+    assert "1 faces turned by more than 60 degrees" in index.notes[0] and "1 pictures with several landmark rows" in index.notes[1]
+
+
+def test_names_that_are_equal_once_composed_and_odd_exif_tags_do_not_stop_the_scan(tmp_path):
+    for name in ("\u00e9.png", "e\u0301.png"):
+        paint(f"{tmp_path}/A/{name}", size=(80, 80))
+    text = b"Exif\0\0II*\0" + struct.pack("<IHHHI4sI", 8, 1, 0x0112, 2, 2, b"6", 0)  # an orientation that is text
+    Image.new("RGB", (80, 80)).save(tmp_path / "A" / "odd.png", exif=text)
+    write_landmarks(tmp_path, {"A/\u00e9.png": FACE, "A/odd.png": FACE})
+    index = scan_heads(str(tmp_path))
+    assert index.has_face.sum() == 2 and not any(isinstance(HeadDataset(index, head_size=8, face_size=8)[row], str) for row in range(3))
+
+
+def test_links_in_circles_and_pipes_are_no_pictures_that_stop_or_hang_the_scan(tmp_path):
+    paint(f"{tmp_path}/A/a.png")
+    os.symlink("b.png", tmp_path / "A" / "b.png")
+    os.mkfifo(tmp_path / "A" / "c.png")
+    index = scan_heads(str(tmp_path))
+    assert [index.path(row) for row in range(len(index.paths))] == ["A/a.png", "A/b.png"]
+    assert "b.png: not a readable picture" in HeadDataset(index, head_size=8, face_size=0)[1]
 
 
 def test_a_faces_folder_stands_in_for_landmarks(tmp_path):
@@ -257,9 +289,12 @@ def test_the_split_is_by_a_hash_of_the_name_so_that_a_new_person_moves_nobody():
     assert data.split_identities(names[::-1])[::-1].tolist() == out.tolist()
 
 
-def test_two_of_a_few_identities_are_held_out_and_none_of_three():
+def test_of_a_few_identities_two_are_held_out_two_trained_on_and_of_three_none_held_out():
     assert data.split_identities([f"person_0{i}" for i in range(3, 8)]).tolist() == [False, False, False, True, True]
-    assert data.split_identities(["A", "B", "C"], held_out=0.01).sum() == 0
+    for name in range(50):
+        names = [f"{name}{letter}" for letter in "abcde"]
+        assert data.split_identities(names).sum() in (2, 3) and data.split_identities(names, held_out=1.0).sum() == 3
+        assert data.split_identities(names[:3], held_out=0.9).sum() == 0
 
 
 def world(states, frames, people=10):
@@ -379,6 +414,13 @@ def test_a_share_of_the_toy_frames_are_rear_views_without_a_face(toy):
     rows = dict(line.split(",", 1) for line in open(os.path.join(toy, "attributes.csv")).read().splitlines())
     rear = np.array([rows[index.path(row)].endswith(",1") for row in range(len(index.paths))])
     assert rows["path"].endswith(",rear") and np.array_equal(rear, ~index.has_face) and 0 < rear.mean() < 0.1
+
+
+def test_a_toy_world_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "write_csv", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        data.make_toy(str(tmp_path / "toy") + "/", people=1, looks=1, frames=1)
+    assert not os.listdir(tmp_path)
 
 
 def test_the_toy_world_never_overwrites_a_folder(tmp_path):

@@ -112,6 +112,21 @@ def test_the_table_marks_a_far_that_the_data_cannot_resolve_and_gives_reasons(ti
     assert "n/a" in out and "no pairs of R2 and R3" in out
 
 
+@pytest.mark.parametrize("options, message", [(["--json", "no/dir.json"], "no such folder to write"), (["--sheet", "x.foo"], "must name a .png"),
+                                              (["--faces", "faces"], "go with --data"), (["--batch-size", "0"], "--batch-size must")])
+def test_options_that_cannot_be_are_refused_before_the_evaluation(options, message):
+    with pytest.raises(ValueError, match=message):
+        evaluate.main(["--ckpt", "nowhere.pt", *options])
+
+
+def test_every_unreadable_picture_is_named_whichever_network_met_it(tiny, tmp_path):
+    index = scan_heads(tiny, faces=tiny)
+    open(f"{tiny}/A/s0/0.jpg", "wb").close()
+    student = HeadSimilarity(image_size=16, dim=16, depth=1, heads=2).eval()
+    table, _, kept, unreadable = evaluate.evaluate(student, None, index, np.arange(6))
+    assert len(kept) == 5 and len(unreadable) == 1 and "A/s0/0.jpg" in unreadable[0] and table[0]["pictures"] == 5
+
+
 def test_the_gallery_sheet_frames_the_most_similar_picture_of_the_same_look_in_green(tiny, tmp_path):
     index, path = scan_heads(tiny), str(tmp_path / "sheet.png")
     z = torch.tensor([[1, 0, 0], [1, 0.1, 0], [0.6, 0.8, 0], [0, 0, 1], [0, 0.1, 1], [-1, 0, 0.2]])
@@ -124,6 +139,6 @@ def test_the_gallery_sheet_frames_the_most_similar_picture_of_the_same_look_in_g
 
 def test_json_of_a_report_is_readable_by_any_json_reader(tmp_path):
     path = str(tmp_path / "result.json")
-    evaluate.write_json(path, {"threshold": {1.0: -math.inf}, "name": "Zoë"})
+    evaluate.write_json(path, {"threshold": {1.0: -math.inf}, "name": "Zoë -Infinity"})
     with open(path, encoding="utf-8") as file:
-        assert json.load(file) == {"threshold": {"1.0": None}, "name": "Zoë"}
+        assert json.load(file) == {"threshold": {"1.0": None}, "name": "Zoë -Infinity"}

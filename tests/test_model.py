@@ -21,7 +21,7 @@ def heads(n, seed=0):
 
 
 def save_student(path, model, tensors=None):
-    save_checkpoint(path, {"kind": "student", "model_args": dict(design=model.design, **SMALL), "model": tensors or model.state_dict()})
+    save_checkpoint(path, {"kind": "student", "trained": [], "model_args": dict(design=model.design, **SMALL), "model": tensors or model.state_dict()})
 
 
 def test_the_trunk_has_the_released_names_shapes_and_numbers():
@@ -148,13 +148,26 @@ def test_a_file_that_is_no_checkpoint_is_one_message_with_its_path(tmp_path, con
     with pytest.raises(ValueError, match="b.pt: no such checkpoint"):
         read_checkpoint(str(tmp_path / "b.pt"), "student")
     save_checkpoint(str(tmp_path / "c.pt"), {"kind": "teacher"})
-    with pytest.raises(ValueError, match="expected a student checkpoint of this project, found teacher"):
+    with pytest.raises(ValueError, match="expected a whole student checkpoint of this project, found teacher"):
         read_checkpoint(str(tmp_path / "c.pt"), "student")
+    save_checkpoint(str(tmp_path / "d.pt"), {"kind": "student"})
+    with pytest.raises(ValueError, match="expected a whole student checkpoint"):
+        read_checkpoint(str(tmp_path / "d.pt"), "student")
+
+
+def test_a_damaged_checkpoint_is_one_message_wherever_the_damage_is(tmp_path):
+    path = tmp_path / "a.pt"
+    save_student(str(path), student())
+    whole = path.read_bytes()
+    for place in range(0, len(whole), len(whole) // 15):
+        path.write_bytes(whole[:place])
+        with pytest.raises(ValueError, match="a.pt: not a checkpoint"):
+            read_checkpoint(str(path), "student")
 
 
 def test_a_checkpoint_whose_writing_fails_leaves_the_old_one(tmp_path, monkeypatch):
     path = str(tmp_path / "a.pt")
-    save_checkpoint(path, {"kind": "student", "step": 1})
+    save_student(path, student())
 
     def half(content, file):
         open(file, "wb").write(b"half")
@@ -162,5 +175,5 @@ def test_a_checkpoint_whose_writing_fails_leaves_the_old_one(tmp_path, monkeypat
 
     monkeypatch.setattr(torch, "save", half)
     with pytest.raises(KeyboardInterrupt):
-        save_checkpoint(path, {"kind": "student", "step": 2})
-    assert read_checkpoint(path, "student")["step"] == 1
+        save_checkpoint(path, {"kind": "student"})
+    assert read_checkpoint(path, "student")["trained"] == []

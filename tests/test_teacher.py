@@ -1,5 +1,6 @@
 """teacher.py: the released network's shape, pre-training, the frozen teacher, and the parts of the training loop."""
 import math
+import os
 
 import numpy as np
 import pytest
@@ -52,6 +53,17 @@ def test_pretraining_without_two_people_with_faces_is_refused(tiny, tmp_path):
                          workers=0, device=torch.device("cpu"), dtype=None)
 
 
+def test_pretraining_where_no_face_can_be_read_is_refused(tiny, tmp_path, capsys):
+    for folder, _, names in os.walk(tiny):
+        for name in names:
+            os.makedirs(folder.replace("tiny", "faces"), exist_ok=True)
+            open(os.path.join(folder.replace("tiny", "faces"), name), "wb").close()
+    index = scan_heads(tiny, faces=tiny.replace("tiny", "faces"))
+    with pytest.raises(ValueError, match="none of the 6 aligned faces"):
+        teacher.pretrain(index, np.ones(3, dtype=bool), str(tmp_path / "t.pt"), vit=VIT, epochs=1, seed=0, workers=0, device=torch.device("cpu"), dtype=None)
+    assert capsys.readouterr().out.count("warning: left out") == 5 and not os.path.exists(tmp_path / "t.pt")
+
+
 def test_the_schedule_warms_up_linearly_and_ends_at_zero():
     optimiser, schedule = make_optimiser(nn.Linear(2, 2), lr=1.0, weight_decay=0.1, steps=100, warmup=10)
     rates = []
@@ -97,6 +109,8 @@ def test_the_first_non_finite_loss_is_named_with_step_and_rate():
 def test_precision_is_plain_float32_on_a_cpu_and_impossible_choices_are_refused():
     assert choose_device("cpu", "auto") == (torch.device("cpu"), None)
     assert choose_device("cpu", "bf16") == (torch.device("cpu"), torch.bfloat16)
+    with pytest.raises(ValueError, match="--device must be auto, cpu, cuda or cuda:1; got meta"):
+        choose_device("meta", "auto")
     with pytest.raises(ValueError, match="fp16 needs a GPU"):
         choose_device("cpu", "fp16")
     if not torch.cuda.is_available():

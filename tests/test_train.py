@@ -1,6 +1,7 @@
 """train.py: a run from end to end that must learn, resume that is exact, and refusals."""
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -92,13 +93,43 @@ def test_four_epochs_equal_two_and_two_resumed(learned, toy, tmp_path, monkeypat
 
 def test_resuming_a_finished_run_says_so_and_changes_nothing(learned, capsys):
     before = open(os.path.join(learned, "last.pt"), "rb").read()
+    os.remove(os.path.join(learned, "results.json"))
     train.main(["--resume", os.path.join(learned, "last.pt")])
+    assert os.path.exists(os.path.join(learned, "results.json"))  # a run killed before its report gets it now
     assert "this run is finished" in capsys.readouterr().out and open(os.path.join(learned, "last.pt"), "rb").read() == before
 
 
-def test_a_run_folder_is_never_overwritten(learned, toy):
+def test_a_run_folder_is_never_overwritten(learned, toy, tmp_path):
     with pytest.raises(ValueError, match="holds a run already"):
         train.main(["--data", toy, "--out", learned, *SMALL])
+    (tmp_path / "best.pt").write_bytes(b"dear")
+    with pytest.raises(ValueError, match="holds a run already"):
+        train.main(["--data", toy, "--out", str(tmp_path), *SMALL])
+
+
+@pytest.mark.parametrize("options, message", [(["--dim", "64"], "--dim cannot change"), (["--lr", "1"], "--lr cannot change"), (["--out", "x"], "--out goes with a new run")])
+def test_resume_keeps_the_settings_of_its_run(learned, options, message):
+    with pytest.raises(ValueError, match=message):
+        train.main(["--resume", os.path.join(learned, "last.pt"), *options])
+
+
+def test_a_resumed_run_never_evaluates_people_it_was_trained_on(toy, tmp_path):
+    shutil.copytree(toy, tmp_path / "people")
+    train.main(["--data", str(tmp_path / "people"), "--out", str(tmp_path / "run"), "--align-weight", "0", "--epochs", "1", "--steps", "1", *SMALL])
+    trained = set(torch.load(tmp_path / "run" / "last.pt", weights_only=True)["trained"])
+    for name in set(os.listdir(tmp_path / "people")) - trained - {"landmarks.csv", "attributes.csv"}:
+        shutil.rmtree(tmp_path / "people" / name)
+    train.main(["--resume", str(tmp_path / "run" / "last.pt"), "--epochs", "2"])
+    assert set(torch.load(tmp_path / "run" / "last.pt", weights_only=True)["trained"]) == trained and "head_vr" not in log(tmp_path / "run")[-1]
+
+
+def test_a_folder_without_one_readable_picture_ends_the_run(tiny, tmp_path):
+    for folder, _, names in os.walk(tiny):
+        for name in names:
+            open(os.path.join(folder, name), "wb").close()
+    with pytest.raises(ValueError, match="not one picture of this epoch could be read"):
+        train.main(["--data", tiny, "--out", str(tmp_path / "run"), "--align-weight", "0", *SMALL])
+    assert not os.path.exists(tmp_path / "run" / "best.pt")
 
 
 def test_a_worse_evaluation_never_replaces_best(learned, toy, tmp_path, monkeypatch):
@@ -139,6 +170,8 @@ def test_the_student_trunk_starts_from_a_teacher_of_its_sizes_only(learned, toy,
     assert torch.equal(same.blocks[1].mlp.fc2.weight, frozen.blocks[1].mlp.fc2.weight) and "27 of 27 tensors from the teacher" in capsys.readouterr().out
     train.make_student(train.parse([*teacher, *SMALL, "--depth", "1"]), frozen)
     assert "from scratch" in capsys.readouterr().out
+    larger = train.make_student(train.parse([*teacher, *SMALL, "--size", "64"]), frozen)
+    assert larger.pos_embed.shape == (1, 64, 48) and "27 of 27 tensors from the teacher" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("design", ["dual-head", "shared"])
@@ -185,7 +218,7 @@ def test_an_exploding_loss_stops_the_run_and_leaves_the_checkpoints_intact(learn
     (["--fars", "2"], "false accept rate must lie in"), (["--epochs", "many"], "invalid int value: 'many'"), (["--design", "triple"], "invalid choice"),
     (["--resume", "nowhere.pt"], "no such checkpoint file"), (["--temperature", "0"], "--temperature must"), (["--margins", "nan", "0"], "--margins must"),
     (["--align-weight", "0", "--hier-weight", "0"], "nothing to learn"), (["--size", "50"], "multiple of patch_size"), (["--dim", "50"], "multiple of heads"),
-    (["--batch-size", "6"], "--batch-size must be at least --states x --frames x 2")])
+    (["--states", "1", "--frames", "1"], "no anchor has a genuine pair"), (["--seed", "-1"], "--seed must"), (["--batch-size", "6"], "--batch-size must be at least --states x --frames x 2")])
 def test_an_impossible_value_is_refused_before_anything_is_made(options, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=message):
