@@ -689,18 +689,11 @@ def write_csv(path, header, rows):
 
 # ---------------------------------------------------------------- the command line
 
-class Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Adds the default to each option's help; where it is None, the help itself says what happens."""
-
-    def _get_help_string(self, action):
-        return action.help if action.default is None else super()._get_help_string(action)
-
-
 class Parser(argparse.ArgumentParser):
     """argparse with every default in --help; a wrong option is a ValueError, told in one line like all others."""
 
     def __init__(self, description):
-        super().__init__(description=description, formatter_class=Help)
+        super().__init__(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
 
     def error(self, message):
         raise ValueError(f"{message} (see --help)")

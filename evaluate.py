@@ -34,7 +34,7 @@ def verification(genuine, impostor, fars=FARS):
     "genuine", "impostor": counts}; a value is None where there are no genuine or no impostor pairs, a threshold is -inf
     where every pair is accepted."""
     check_fars(fars)
-    genuine, impostor = (np.sort(np.asarray(scores, dtype=np.float32).ravel()) for scores in (genuine, impostor))
+    genuine, impostor = (np.sort(np.asarray(scores).ravel()) for scores in (genuine, impostor))
     g, n = len(genuine), len(impostor)
     result = {"auc": auc(genuine, impostor), "vr": {}, "threshold": {}, "resolvable_far": 1 / n if n else None,
               "genuine": g, "impostor": n}
@@ -53,7 +53,7 @@ def check_fars(fars):
 
 
 def auc(higher, lower):
-    """P(a score of `higher` > one of `lower`) + half P(equal); both sorted, float32. None where one is empty."""
+    """P(a score of `higher` > one of `lower`) + half P(equal); both sorted. None where one is empty."""
     if not len(higher) or not len(lower):
         return None
     below = np.searchsorted(lower, higher, side="left").astype(np.int64).sum()

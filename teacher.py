@@ -40,8 +40,12 @@ class AdaFaceViT(VisionTransformer):
         return self.feature(self.tokens(faces).flatten(1))  # (B, N, D) -> (B, N * D) -> (B, E)
 
 
-def load_teacher(path):
-    """teacher.pt -> frozen AdaFaceViT in eval mode on the CPU; `image_size` is the side of the faces it takes."""
+def load_teacher(path, colour=None):
+    """teacher.pt -> frozen AdaFaceViT in eval mode on the CPU; `image_size` is the side of the RGB faces it takes.
+
+    colour: None or "RGB", which is what our own teachers are trained with; ValueError for anything else."""
+    if colour not in (None, "RGB"):
+        raise ValueError(f"a teacher of this project takes RGB faces; got colour {colour!r}")
     checkpoint = read_checkpoint(path, "teacher")
     teacher = AdaFaceViT(**checkpoint["model_args"])
     load_strictly(teacher, checkpoint["model"], path)
