@@ -727,7 +727,7 @@ def open_data(settings):
     """Parsed data options -> HeadIndex, told on screen; makes the toy world on first use."""
     if settings.data is None and not os.path.isdir(TOY_WORLD):
         make_toy(TOY_WORLD)
-    index = scan_heads(settings.data or TOY_WORLD, faces=settings.faces, segment_frames=settings.segment_frames,
+    index = scan_heads(TOY_WORLD if settings.data is None else settings.data, faces=settings.faces, segment_frames=settings.segment_frames,
                        segment_gap=settings.segment_gap)
     print("\n".join([index.summary(), *index.notes]), flush=True)
     return index

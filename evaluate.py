@@ -230,10 +230,11 @@ def held_out_rows(index, checkpoint, own_data):
 
 
 def find_teacher(path, checkpoint, device):
-    """The teacher of a run: where it was, or beside the checkpoint. None where it is gone (said on screen)."""
+    """The teacher of a run: beside the checkpoint, or where --teacher named it. None where it is gone (said on screen)."""
     if checkpoint["teacher"] is None:
         return None
-    for file in (checkpoint["teacher"], os.path.join(os.path.dirname(path), "teacher.pt")):
+    beside, named = os.path.join(os.path.dirname(path), "teacher.pt"), checkpoint["teacher"]
+    for file in (beside, named) if checkpoint["settings"]["teacher"] is None else (named, beside):
         if os.path.isfile(file):
             return load_teacher(file).to(device)
     print(f"notice: the teacher {checkpoint['teacher']} is gone; its rows are left out")
@@ -248,6 +249,8 @@ def report(path, index, rows, *, which="id", fars=FARS, json_file=None, sheet=No
         print("nobody is held out (the split needs 4 identities): nothing to evaluate; give --data with other people")
         return []
     table, z, kept, unreadable = evaluate(student, teacher, index, rows, which=which, fars=fars, device=device, **how)
+    if not len(kept):
+        raise ValueError(f"{index.root}: not one of {len(rows)} pictures could be read ({unreadable[0]})")
     people = len(np.unique(index.identity[kept]))
     print(f"\n{path}: epoch {checkpoint['epoch']}, design {student.design}, embedding z_{which}, {people} identities")
     print_table(table, fars)
@@ -289,6 +292,8 @@ def main(argv=None):
     if own_data:
         for name in ("data", "faces", "segment_frames", "segment_gap"):
             setattr(settings, name, checkpoint["settings"][name])
+        if settings.data is None and os.path.isdir(checkpoint["root"]):
+            settings.data = checkpoint["root"]  # the toy world that it was trained on, not one in this folder
     index = open_data(settings)
     rows = held_out_rows(index, checkpoint, own_data)
     report(settings.ckpt, index, rows, which=settings.embedding, fars=settings.fars, json_file=settings.json,

@@ -62,21 +62,26 @@ def parse(argv=None):
                        help=f"go on from this last.pt with its settings, of which {', '.join(MAY_CHANGE)} may change; none: a new run")
     group.add_argument("--eval-every", type=int, default=8, help="epochs between evaluations on the held-out identities")
     group.add_argument("--fars", type=float, nargs="+", default=list(evaluate.FARS), help="false accept rates; the first chooses best.pt")
-    settings = parser.parse_args(argv)
-    if settings.resume:
+    settings = with_absolute_paths(parser.parse_args(argv))
+    if settings.resume is not None:
         stored = read_checkpoint(settings.resume, "student")["settings"]
         parser.set_defaults(**stored)
-        settings = parser.parse_args(argv)
+        settings = with_absolute_paths(parser.parse_args(argv))
         changed = [name for name in stored if stored[name] != getattr(settings, name) and name not in MAY_CHANGE]
         if changed:
             raise ValueError(f"--resume goes on with the run's own settings; --{changed[0].replace('_', '-')} cannot change")
         if settings.out is not None:
             raise ValueError(f"--resume writes to the folder of {settings.resume}; --out goes with a new run")
         settings.out = os.path.dirname(settings.resume) or "."
-    for name in ("data", "faces", "teacher"):  # the checkpoint keeps them for runs from other folders
-        if getattr(settings, name) is not None:
-            setattr(settings, name, os.path.abspath(getattr(settings, name)))
     check(settings)
+    return settings
+
+
+def with_absolute_paths(settings):
+    """The checkpoint keeps these paths, to be found from other folders too."""
+    for name in ("data", "faces", "teacher"):
+        if getattr(settings, name):
+            setattr(settings, name, os.path.abspath(getattr(settings, name)))
     return settings
 
 
@@ -212,8 +217,8 @@ def losses_of(run, batch):
     settings, device = run.settings, run.machine["device"]
     head, identity, state, z_t, has_target = (tensor.to(device, non_blocking=True) for tensor in (
         batch.head, batch.identity, batch.state, run.targets[batch.row], run.has_target[batch.row]))
+    heads, covered = cover_faces(augment(to_unit(head)), share=0.1)
     with autocast(device, run.machine["dtype"]):
-        heads, covered = cover_faces(augment(to_unit(head)), share=0.1)
         z_id, z_head = run.student(heads)                                      # (B, E) each
     hierarchy = dict(m12=settings.margins[0], m23=settings.margins[1], t=settings.temperature, aggregate=settings.aggregate)
     terms = {"align": alignment_loss(z_t, z_id, has_target & ~covered),
@@ -277,7 +282,7 @@ def save(run, name):
     save_checkpoint(os.path.join(run.settings.out, name), {
         "kind": "student", "model": run.student.state_dict(), "settings": settings, "trained": run.trained,
         "model_args": dict(design=run.settings.design, embed_dim=run.student.embed_dim, **vit_sizes(run.settings)),
-        "teacher": run.teacher_path,
+        "teacher": run.teacher_path, "root": os.path.abspath(run.index.root),
         "optimiser": run.optimiser.state_dict(), "schedule": run.schedule.state_dict(), "scaler": run.scaler.state_dict(),
         "epoch": run.epoch, "step": run.step, "best": run.best,
         "random": {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}})

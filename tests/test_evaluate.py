@@ -1,6 +1,7 @@
 """evaluate.py: the metrics by hand and by brute force, the table's words, the sheet's frames."""
 import json
 import math
+import os
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from PIL import Image
 
 import evaluate
 from data import scan_heads
-from model import HeadSimilarity
+from model import HeadSimilarity, save_checkpoint
 
 
 def test_verification_of_the_first_hand_case():
@@ -117,6 +118,17 @@ def test_the_table_marks_a_far_that_the_data_cannot_resolve_and_gives_reasons(ti
 def test_options_that_cannot_be_are_refused_before_the_evaluation(options, message):
     with pytest.raises(ValueError, match=message):
         evaluate.main(["--ckpt", "nowhere.pt", *options])
+
+
+def test_a_folder_without_one_readable_picture_is_one_message(tiny, tmp_path):
+    student = HeadSimilarity(image_size=16, dim=16, depth=1, heads=2)
+    save_checkpoint(str(tmp_path / "s.pt"), {"kind": "student", "model": student.state_dict(), "trained": [], "teacher": None, "epoch": 1,
+                                             "model_args": dict(image_size=16, dim=16, depth=1, heads=2)})
+    for folder, _, names in os.walk(tiny):
+        for name in names:
+            open(os.path.join(folder, name), "wb").close()
+    with pytest.raises(ValueError, match="not one of 6 pictures could be read"):
+        evaluate.main(["--ckpt", str(tmp_path / "s.pt"), "--data", tiny, "--workers", "0"])
 
 
 def test_every_unreadable_picture_is_named_whichever_network_met_it(tiny, tmp_path):

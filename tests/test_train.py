@@ -113,6 +113,24 @@ def test_resume_keeps_the_settings_of_its_run(learned, options, message):
         train.main(["--resume", os.path.join(learned, "last.pt"), *options])
 
 
+def test_resume_takes_the_same_options_again_however_their_paths_are_spelt(learned, toy, monkeypatch, capsys):
+    monkeypatch.chdir(os.path.dirname(toy))
+    train.main(["--resume", os.path.relpath(os.path.join(learned, "last.pt")), "--data", os.path.basename(toy), "--dim", "48"])
+    assert "this run is finished" in capsys.readouterr().out
+
+
+def test_a_moved_run_is_evaluated_with_its_own_teacher_from_any_folder(learned, toy, tmp_path, monkeypatch, capsys):
+    options = ["--data", toy, "--epochs", "1", "--teacher-epochs", "1", "--steps", "1", *SMALL]
+    train.main([*options, "--out", str(tmp_path / "run")])
+    first = capsys.readouterr().out
+    os.rename(tmp_path / "run", tmp_path / "moved")
+    shutil.copytree(learned, tmp_path / "run")  # another run, and another teacher, at the old place
+    monkeypatch.chdir(tmp_path)
+    evaluate.main(["--ckpt", "moved/best.pt", "--workers", "0"])
+    rows = [[line for line in out.splitlines() if line.startswith("teacher, aligned faces ")] for out in (first, capsys.readouterr().out)]
+    assert rows[0] == rows[1]
+
+
 def test_a_resumed_run_never_evaluates_people_it_was_trained_on(toy, tmp_path):
     shutil.copytree(toy, tmp_path / "people")
     train.main(["--data", str(tmp_path / "people"), "--out", str(tmp_path / "run"), "--align-weight", "0", "--epochs", "1", "--steps", "1", *SMALL])
@@ -216,7 +234,7 @@ def test_an_exploding_loss_stops_the_run_and_leaves_the_checkpoints_intact(learn
 @pytest.mark.parametrize("options, message", [
     (["--epochs", "0"], "--epochs must be a number of at least 1; got 0"), (["--batch-size", "0"], "--batch-size must"), (["--lr", "nan"], "--lr must"),
     (["--fars", "2"], "false accept rate must lie in"), (["--epochs", "many"], "invalid int value: 'many'"), (["--design", "triple"], "invalid choice"),
-    (["--resume", "nowhere.pt"], "no such checkpoint file"), (["--temperature", "0"], "--temperature must"), (["--margins", "nan", "0"], "--margins must"),
+    (["--resume", "nowhere.pt"], "no such checkpoint file"), (["--resume", ""], "no such checkpoint file"), (["--temperature", "0"], "--temperature must"), (["--margins", "nan", "0"], "--margins must"),
     (["--align-weight", "0", "--hier-weight", "0"], "nothing to learn"), (["--size", "50"], "multiple of patch_size"), (["--dim", "50"], "multiple of heads"),
     (["--states", "1", "--frames", "1"], "no anchor has a genuine pair"), (["--seed", "-1"], "--seed must"), (["--batch-size", "6"], "--batch-size must be at least --states x --frames x 2")])
 def test_an_impossible_value_is_refused_before_anything_is_made(options, message, tmp_path, monkeypatch):
@@ -226,7 +244,7 @@ def test_an_impossible_value_is_refused_before_anything_is_made(options, message
     assert not os.listdir(tmp_path)
 
 
-@pytest.mark.parametrize("options", [["--epochs", "0"], ["--data", "missing"], ["--out", "/dev/null/run"], ["--lr", "high"]])
+@pytest.mark.parametrize("options", [["--epochs", "0"], ["--data", "missing"], ["--data", ""], ["--out", "/dev/null/run"], ["--lr", "high"]])
 def test_the_command_line_says_it_in_one_line_and_exits_with_2(options, tmp_path):
     done = subprocess.run([*SCRIPT, *options], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and done.stderr.startswith("train.py: ")
