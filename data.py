@@ -502,6 +502,7 @@ def draw_from(ranges, rng):
 
 
 def hsv(hue, saturation, value):
+    """Colour with hue wrapped and value cut to [0, 1] -> (R, G, B) of 0 to 255."""
     return tuple(round(255 * channel) for channel in colorsys.hsv_to_rgb(hue % 1, saturation, min(value, 1)))
 
 
@@ -560,6 +561,7 @@ def draw_head(head, size=64):
 
 
 def draw_body(pen, h, skin, shade, hair):
+    """What stands behind the face, from back to front."""
     if h.hair_style in (3, 5):              # long hair falls behind the neck
         pen.ellipse(0, 0.35, h.face_width + 0.22, 1.25, hair, depth=-0.1)
     pen.shape([-h.neck, h.neck, h.neck, -h.neck], [0.5, 0.5, 1.6, 1.6], shade, depth=0.0)
@@ -573,6 +575,7 @@ def draw_body(pen, h, skin, shade, hair):
 
 
 def draw_face(pen, h, skin, shade, hair):
+    """Beard, eyes, brows, nose, mouth, mole, and glasses over them."""
     if h.beard in (1, 2):                   # full beard, goatee
         pen.ellipse(0, 0.62, h.face_width * (1 - h.jaw / 2) * (0.8 if h.beard == 1 else 0.35), 0.36, hair)
     if h.beard in (1, 3):                   # moustache
@@ -601,6 +604,7 @@ def draw_face(pen, h, skin, shade, hair):
 
 
 def draw_top(pen, h, hair, rear):
+    """Hair and hat, from the front or from behind."""
     width, line = h.face_width, -0.2 if rear else h.hair_line
     t = np.radians(np.linspace(180, 360, 19))
     if rear and h.hair_style:               # long or short, from behind
@@ -683,6 +687,7 @@ def make_toy(root, *, people=450, looks=4, frames=6, size=64, seed=0):
 
 
 def write_csv(path, header, rows):
+    """Write a UTF-8 table, the same on every system."""
     with open(path, "w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows([header, *rows])
 

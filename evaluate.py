@@ -47,6 +47,7 @@ def verification(genuine, impostor, fars=FARS):
 
 
 def check_fars(fars):
+    """ValueError for a false accept rate that is none."""
     for far in fars:
         if not 0 <= far <= 1:
             raise ValueError(f"a false accept rate must lie in [0, 1]; got {far}")
@@ -127,6 +128,7 @@ def evaluate(student, teacher, index, rows, *, which="id", fars=FARS, **how):
 
 
 def show(value, mark=""):
+    """A number of a table, or n/a for None."""
     return "n/a" if value is None else f"{value:.3f}{mark}"
 
 
@@ -160,6 +162,7 @@ def print_table(table, fars):
 
 
 def write_json(path, content):
+    """Write what any JSON reader accepts: UTF-8, and null for minus infinity."""
     with open(path, "w", encoding="utf-8") as file:  # a threshold of -inf (every pair accepted) has no JSON number
         file.write(re.sub('(?<=": )-Infinity', "null", json.dumps(content, indent=1)))
 

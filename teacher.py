@@ -71,6 +71,7 @@ def choose_device(device="auto", amp="auto"):
 
 
 def autocast(device, dtype):
+    """The autocast of choose_device's pair: float32 where dtype is None."""
     return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
 
 
