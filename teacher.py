@@ -41,7 +41,8 @@ class AdaFaceViT(VisionTransformer):
 
 
 def load_teacher(path, colour=None):
-    """teacher.pt -> frozen AdaFaceViT in eval mode on the CPU; `image_size` is the side of the RGB faces it takes.
+    """teacher.pt -> frozen AdaFaceViT in eval mode on the CPU; `image_size` is the side of the RGB faces it takes,
+    `trained` the names of the identities it was trained on.
 
     colour: None or "RGB", which is what our own teachers are trained with; ValueError for anything else."""
     if colour not in (None, "RGB"):
@@ -49,6 +50,7 @@ def load_teacher(path, colour=None):
     checkpoint = read_checkpoint(path, "teacher")
     teacher = AdaFaceViT(**checkpoint["model_args"])
     load_strictly(teacher, checkpoint["model"], path)
+    teacher.trained = checkpoint["trained"]
     return teacher.eval().requires_grad_(False)
 
 

@@ -163,11 +163,11 @@ def prepare_teacher(settings, index, people, machine):
         print("teacher: none given, so one is pre-trained on the training identities' aligned faces", flush=True)
         pretrain(index, people, path, vit=vit_sizes(settings), epochs=settings.teacher_epochs, seed=settings.seed, **machine)
     print(f"teacher: {path}", flush=True)
-    trained = set(read_checkpoint(path, "teacher")["trained"])
-    seen = [name for name, own in zip(index.names, people) if not own and name in trained]
+    teacher = load_teacher(path)
+    seen = int(np.isin(index.names, teacher.trained)[~people].sum())
     if seen:
-        print(f"notice: this teacher was trained on {len(seen)} identities of the same name as held-out ones", flush=True)
-    return load_teacher(path).to(machine["device"]), path
+        print(f"notice: this teacher was trained on {seen} identities of the same name as held-out ones", flush=True)
+    return teacher.to(machine["device"]), path
 
 
 def teacher_targets(teacher, index, rows, E, machine):

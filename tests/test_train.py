@@ -181,6 +181,15 @@ def test_each_target_is_the_frozen_teacher_on_the_aligned_face_of_its_frame(lear
         assert torch.allclose(run.targets[row], teacher(to_unit(face)[None])[0], atol=1e-4)
 
 
+def test_a_teacher_that_saw_held_out_people_is_told(learned, toy, tmp_path, capsys):
+    content = torch.load(os.path.join(learned, "teacher.pt"), weights_only=True)
+    everyone = sorted(name for name in os.listdir(toy) if name.startswith("person"))
+    torch.save({**content, "trained": everyone}, tmp_path / "teacher.pt")
+    settings = train.parse(["--data", toy, "--teacher", str(tmp_path / "teacher.pt"), "--out", str(tmp_path / "run"), *SMALL])
+    run = train.prepare(settings, torch.device("cpu"), None)
+    assert f"trained on {48 - len(run.trained)} identities of the same name as held-out ones" in capsys.readouterr().out
+
+
 def test_the_student_trunk_starts_from_a_teacher_of_its_sizes_only(learned, toy, tmp_path, capsys):
     teacher = ["--data", toy, "--teacher", os.path.join(learned, "teacher.pt"), "--out", str(tmp_path / "run")]
     frozen = train.load_teacher(teacher[3])
