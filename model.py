@@ -1,17 +1,23 @@
 """The student of Head Similarity (arXiv 2605.07766): a Vision Transformer with two CLS tokens.
 
 Reading order: how a picture becomes the network's input, the Vision Transformer, the two tokens with
-their projections (and the two ablation designs), and the checkpoint files.
+their projections (and the two ablation designs), files of weights, and checkpoints.
 
 Parameter names are those of the released AdaFace-ViT (`blocks.0.attn.qkv.weight`, ...), so that its
 trunk fits; ReLU6, bias-free qkv and the epsilons follow it. This file imports none of the others.
 
-    model, preprocess = load_model("runs/toy-dual-cls/best.pt")
+    model, preprocess = load_model("runs/toy-dual-cls/best.pt")  # or the authors' ours_vit2cls.ckpt
     a, b = (preprocess(Image.open(name)).unsqueeze(0) for name in ("a.jpg", "b.jpg"))  # (1, 3, S, S)
     print(model.similarity(a, b))                                                      # (1,) cosine
 """
 import functools
+import io
+import json
+import math
 import os
+import pickle
+import zipfile
+from collections import OrderedDict
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +27,7 @@ from PIL import Image, ImageOps
 from torch import nn
 
 DESIGNS = {"dual-cls": 2, "dual-head": 1, "shared": 1}  # design -> number of CLS tokens
+RELEASED_HEADS = {(12, 5): 8, (24, 3): 16}  # (depth, MLP ratio) of the released AdaFace-ViTs small and base -> attention heads
 
 
 # ---------------------------------------------------------------- a picture becomes the network's input
@@ -129,6 +136,7 @@ class VisionTransformer(nn.Module):
         if dim % heads:
             raise ValueError(f"dim must be a multiple of heads: {dim} is not one of {heads}")
         self.image_size, self.patch_size, self.dim, self.num_cls = image_size, patch_size, dim, num_cls
+        self.sizes = dict(image_size=image_size, patch_size=patch_size, dim=dim, depth=depth, heads=heads, mlp_ratio=mlp_ratio)
         grid = image_size // patch_size
         self.patch_embed = PatchEmbed(patch_size, dim)
         self.pos_embed = nn.Parameter(torch.empty(1, grid * grid, dim))
@@ -235,7 +243,142 @@ def unit_rows(z):
     return z / length
 
 
-# ---------------------------------------------------------------- checkpoint files
+# ---------------------------------------------------------------- files of weights, ours and released ones
+
+def read_weights(path):
+    """A file of weights -> what it holds, on the CPU. Nothing that stands in the file is ever executed.
+
+    Reads what torch.save wrote and .safetensors, told apart by content. Raises ValueError with what is wrong."""
+    if not os.path.isfile(path):
+        raise ValueError(f"{path}: {'a folder' if os.path.isdir(path) else 'no such file'}; expected a file of weights")
+    with open(path, "rb") as file:
+        start = file.read(16)
+    if not start:
+        raise ValueError(f"{path}: empty; download or copy it again")
+    try:
+        return read_safetensors(path) if start[8:9] == b"{" else read_pickle(path)
+    except Exception as error:  # a damaged file can raise anything
+        raise ValueError(f"{path}: not a file of weights, or a damaged one ({type(error).__name__}; it starts with {start}); "
+                         "copy it again, or name another file") from error
+
+
+def read_safetensors(path):
+    """An 8-byte length, a JSON header {name: dtype, shape, data_offsets}, and the numbers, little-endian."""
+    dtypes = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64}
+    with open(path, "rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        numbers, tensors = np.fromfile(file, np.uint8), {}
+    header.pop("__metadata__", None)
+    for name, entry in header.items():
+        first, last = entry["data_offsets"]
+        flat = torch.frombuffer(numbers[first:last], dtype=dtypes[entry["dtype"]])
+        tensors[name] = flat.view(entry["shape"])
+    return tensors
+
+
+def read_pickle(path):
+    """torch's own safe reader, which refuses a file with any foreign class; then ours, which takes such classes out."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        if not zipfile.is_zipfile(path):
+            raise
+        with zipfile.ZipFile(path) as archive:
+            return TensorsOnly(archive).load()
+
+
+class Nothing:
+    """Stands for every class and function in a file that is no tensor and no plain container; does nothing."""
+
+    def __init__(self, *_, **__):
+        pass
+
+    append = extend = add = update = __call__ = __setitem__ = __setstate__ = __init__
+
+
+class TensorsOnly(pickle.Unpickler):
+    """Unpickler for the zip files of torch.save: rebuilds tensors and plain containers, and puts Nothing in place of
+    all else, such as the callbacks in a Lightning file whose packages are not installed."""
+    known = {"collections.OrderedDict": OrderedDict, "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
+             "torch._utils._rebuild_tensor_v2": lambda flat, start, size, stride, *_: flat.as_strided(size, stride, start),
+             "torch.FloatStorage": torch.float32, "torch.DoubleStorage": torch.float64, "torch.HalfStorage": torch.float16,
+             "torch.BFloat16Storage": torch.bfloat16, "torch.LongStorage": torch.int64, "torch.IntStorage": torch.int32,
+             "torch.ShortStorage": torch.int16, "torch.ByteStorage": torch.uint8, "torch.BoolStorage": torch.bool}
+
+    def __init__(self, archive):
+        self.archive, self.storages = archive, {}
+        [pickled] = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+        self.folder = pickled.removesuffix("data.pkl")
+        super().__init__(io.BytesIO(archive.read(pickled)))
+
+    def find_class(self, module, name):
+        return self.known.get(f"{module}.{name}", Nothing)
+
+    def persistent_load(self, storage):
+        """("storage", type, key, device, numbers) -> its numbers as a flat tensor."""
+        _, dtype, key, *_ = storage
+        if key not in self.storages:
+            numbers = bytearray(self.archive.read(f"{self.folder}data/{key}"))
+            self.storages[key] = torch.frombuffer(numbers, dtype=dtype) if numbers else torch.empty(0, dtype=dtype)
+        return self.storages[key]
+
+
+def released_tensors(content, path):
+    """What a released file holds -> ({name: tensor} without prefix, the prefix, names of what is dropped).
+
+    Dropped by name: head.*, the training head's class centres, and mask_token, which only training uses."""
+    tensors = content.get("state_dict", content) if isinstance(content, dict) else {}
+    if not tensors or not isinstance(tensors, dict) or not all(map(torch.is_tensor, tensors.values())):
+        found = f"its entries are {', '.join(map(str, list(content)[:3]))}" if isinstance(content, dict) else type(content).__name__
+        raise ValueError(f"{path}: expected named tensors, bare or under state_dict; found {found}")
+    prefix, dropped, kept = "", [], dict(tensors)
+    while part := next((p for p in ("module.", "model.", "net.") if any(name.startswith(p) for name in kept)), None):
+        strange = [name for name in kept if not name.startswith((part, "head."))]
+        if strange:
+            raise ValueError(f"{path}: {len(strange)} tensors lack the prefix {part} of the others (first: {strange[0]}): "
+                             "parts of two networks?")
+        dropped += [name for name in kept if not name.startswith(part)]
+        kept, prefix = {name.removeprefix(part): kept[name] for name in kept if name.startswith(part)}, prefix + part
+    dropped += [name for name in kept if name.startswith("head.") or name == "mask_token"]
+    kept = {name: tensor for name, tensor in kept.items() if name not in dropped}
+    if len(kept) < 5 and all(tensor.dim() < 2 or name.endswith(("kernel", "weight")) for name, tensor in kept.items()):
+        raise ValueError(f"{path}: holds a training head (class centres), not the network; give the backbone's file")
+    return kept, prefix, dropped
+
+
+def released_vit(tensors, path):
+    """Tensors of a released AdaFace-ViT -> its sizes, keyword arguments of VisionTransformer."""
+    missing = [name for name in ("pos_embed", "patch_embed.proj.weight", "blocks.0.mlp.fc1.weight") if name not in tensors]
+    if missing:
+        raise ValueError(f"{path}: no AdaFace-ViT: {missing[0]} is not there; another network, or a cut file")
+    depth = len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
+    dim, _, patch, _ = tensors["patch_embed.proj.weight"].shape
+    ratio = len(tensors["blocks.0.mlp.fc1.weight"]) / dim
+    if (depth, ratio) not in RELEASED_HEADS:
+        raise ValueError(f"{path}: no AdaFace-ViT small (12 blocks, MLP ratio 5) or base (24, 3) but one of {depth} and {ratio:g}, "
+                         "whose number of attention heads is not known")
+    grid, heads = math.isqrt(tensors["pos_embed"].shape[1]), RELEASED_HEADS[depth, ratio]  # no shape tells the heads
+    return dict(image_size=grid * patch, patch_size=patch, dim=dim, depth=depth, heads=heads, mlp_ratio=ratio)
+
+
+def load_strictly(network, tensors, path):
+    """Load all tensors or none; ValueError names the first that are missing, unknown or of another shape, and a likely
+    cause. A network made on the meta device takes the tensors themselves, without a second copy in memory."""
+    own = network.state_dict()
+    missing, unknown = [name for name in own if name not in tensors], [name for name in tensors if name not in own]
+    shape = [f"{name} {tuple(tensors[name].shape)}, not {tuple(own[name].shape)}" for name in own
+             if name in tensors and own[name].shape != tensors[name].shape]
+    if missing or unknown or shape:
+        found = {"missing": missing, "unknown": unknown, "of another shape": shape}
+        found = "; ".join(f"{len(names)} {what} ({', '.join(names[:3])})" for what, names in found.items() if names)
+        cause = ("another architecture or input size" if shape else "another network, or a variant of this one" if unknown else
+                 "only a part of the network, or a cut file")
+        raise ValueError(f"{path}: its tensors do not fit the network that it describes: {found}. Likely: {cause}")
+    tensors = {name: tensor.to(own[name].dtype) for name, tensor in tensors.items()}
+    network.load_state_dict(tensors, assign=any(tensor.is_meta for tensor in own.values()))
+
+
+# ---------------------------------------------------------------- checkpoints
 
 def save_checkpoint(path, content):
     """Write tensors and plain Python values; a reader never sees half a file."""
@@ -243,36 +386,51 @@ def save_checkpoint(path, content):
     os.replace(f"{path}.tmp", path)
 
 
-def read_checkpoint(path, kind):
-    """Read what save_checkpoint wrote, on the CPU. kind: "student" or "teacher". ValueError says what is wrong."""
-    if not os.path.isfile(path):
-        raise ValueError(f"{path}: no such checkpoint file")
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file can raise anything
-        raise ValueError(f"{path}: not a checkpoint of this project ({type(error).__name__})") from error
-    found = str(content.get("kind", "another file")) if isinstance(content, dict) else type(content).__name__
-    if found != kind or not {"model", "model_args", "trained"} <= content.keys():
-        raise ValueError(f"{path}: expected a whole {kind} checkpoint of this project, found {found}")
+def own_checkpoint(content, kind, path):
+    """What save_checkpoint wrote, kind "student" or "teacher" -> itself; None where others wrote the file.
+
+    ValueError where it is ours, but not whole or of the other kind."""
+    if not isinstance(content, dict) or "kind" not in content:
+        return None
+    if content["kind"] != kind or not {"model", "model_args", "trained"} <= content.keys():
+        raise ValueError(f"{path}: expected a whole {kind} checkpoint of this project, found {content['kind']}")
     return content
 
 
-def load_strictly(model, tensors, path):
-    """Load all tensors or none; ValueError names the first that are missing, unknown or of another shape."""
-    own = model.state_dict()
-    wrong = {"missing": [name for name in own if name not in tensors], "unknown": [name for name in tensors if name not in own],
-             "of another shape": [name for name in own if name in tensors and own[name].shape != tensors[name].shape]}
-    if any(wrong.values()):
-        found = "; ".join(f"{len(names)} {what} ({', '.join(names[:3])})" for what, names in wrong.items() if names)
-        raise ValueError(f"{path}: its tensors do not fit the network that it describes: {found}")
-    model.load_state_dict(tensors)
+def read_checkpoint(path):
+    """Student checkpoint -> {"model": tensors, "model_args": .., "trained": names, ..}, on the CPU.
+
+    The authors' ours_vit2cls.ckpt is taken as it is; it knows no "settings" and no identities. Its feature.* and
+    head.* are dropped, which is said on screen: AdaFace's own embedding and class centres, of no use in a student."""
+    content = read_weights(path)
+    if own := own_checkpoint(content, "student", path):
+        return own
+    tensors, _, dropped = released_tensors(content, path)
+    if "cls_token" not in tensors or not any(name.startswith("head_feature.") for name in tensors):
+        raise ValueError(f"{path}: not a student: neither a checkpoint of this project nor the authors' ours_vit2cls.ckpt "
+                         f"(first tensors: {', '.join(list(tensors)[:3])})")
+    student = {name: tensor for name, tensor in tensors.items() if not name.startswith("feature.")}
+    dropped += [name for name in tensors if name not in student]
+    kinds = ", ".join(sorted({name.split(".")[0] + ".*" for name in dropped}))
+    print(f"{path}: the authors' network, {len(student)} tensors; {len(dropped)} dropped ({kinds})", flush=True)
+    return {"kind": "student", "model": student, "trained": [], "teacher": None, "settings": None,
+            "model_args": {"design": "dual-cls", "embed_dim": len(student["feature_cls.2.weight"]), **released_vit(student, path)}}
+
+
+def build(network, checkpoint, path):
+    """Class and checkpoint -> the network in eval mode, on the CPU. Its sizes come from the checkpoint alone."""
+    try:
+        with torch.device("meta"):  # no numbers yet: the file's own become the network's
+            empty = network(**checkpoint["model_args"])
+    except TypeError as error:
+        raise ValueError(f"{path}: made by another version of this project ({error})") from error
+    load_strictly(empty, checkpoint["model"], path)
+    return empty.eval()
 
 
 def load_model(path):
-    """Checkpoint -> (student in eval mode on the CPU, preprocess).
+    """Checkpoint of a student, ours or the authors' -> (student in eval mode on the CPU, preprocess).
 
-    The sizes come from the file alone. preprocess: PIL picture of any mode -> (3, S, S) float32 in [-1, 1]."""
-    checkpoint = read_checkpoint(path, "student")
-    model = HeadSimilarity(**checkpoint["model_args"])
-    load_strictly(model, checkpoint["model"], path)
-    return model.eval(), functools.partial(preprocess_picture, size=model.image_size)
+    preprocess: PIL picture of any mode -> (3, S, S) float32 in [-1, 1]."""
+    model = build(HeadSimilarity, read_checkpoint(path), path)
+    return model, functools.partial(preprocess_picture, size=model.image_size)

@@ -1,10 +1,12 @@
 """model.py: released names and sizes, the tokens and designs, and checkpoint files that load strictly or not at all."""
 import math
+import os
 
 import pytest
 import torch
 from PIL import Image
 
+import released
 from model import (Attention, BatchNorm, HeadSimilarity, VisionTransformer, load_model, read_checkpoint, resize_pos_embed, save_checkpoint,
                    unit_rows)
 
@@ -140,19 +142,27 @@ def test_a_checkpoint_with_a_missing_or_foreign_tensor_never_loads(tmp_path):
             load_model(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 half a zip"])
-def test_a_file_that_is_no_checkpoint_is_one_message_with_its_path(tmp_path, content):
+@pytest.mark.parametrize("content, message", [
+    (b"", "empty"), (b"not a checkpoint", "not a file of weights"), (b"PK\x03\x04 half a zip", "not a file of weights"),
+    (b"version https://git-lfs.github.com/spec/v1", "it starts with b'version https:/"), (b"\x99\0\0\0\0\0\0\0{" + b" " * 9, "not a file of weights"),
+    ((64).to_bytes(8, "little") + b'{"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}  ' + bytes(15), "not a file of weights")])
+def test_a_file_that_is_no_checkpoint_is_one_message_with_its_path(tmp_path, content, message):
     (tmp_path / "a.pt").write_bytes(content)
-    with pytest.raises(ValueError, match="a.pt: not a checkpoint"):
-        read_checkpoint(str(tmp_path / "a.pt"), "student")
-    with pytest.raises(ValueError, match="b.pt: no such checkpoint"):
-        read_checkpoint(str(tmp_path / "b.pt"), "student")
+    with pytest.raises(ValueError, match=f"a.pt: {message}|{message}"):
+        read_checkpoint(str(tmp_path / "a.pt"))
+
+
+def test_a_missing_file_a_folder_and_a_file_of_another_kind_are_one_message_each(tmp_path):
+    with pytest.raises(ValueError, match="b.pt: no such file"):
+        read_checkpoint(str(tmp_path / "b.pt"))
+    with pytest.raises(ValueError, match="a folder; expected a file of weights"):
+        read_checkpoint(str(tmp_path))
     save_checkpoint(str(tmp_path / "c.pt"), {"kind": "teacher"})
     with pytest.raises(ValueError, match="expected a whole student checkpoint of this project, found teacher"):
-        read_checkpoint(str(tmp_path / "c.pt"), "student")
+        read_checkpoint(str(tmp_path / "c.pt"))
     save_checkpoint(str(tmp_path / "d.pt"), {"kind": "student"})
     with pytest.raises(ValueError, match="expected a whole student checkpoint"):
-        read_checkpoint(str(tmp_path / "d.pt"), "student")
+        read_checkpoint(str(tmp_path / "d.pt"))
 
 
 def test_a_damaged_checkpoint_is_one_message_wherever_the_damage_is(tmp_path):
@@ -161,8 +171,8 @@ def test_a_damaged_checkpoint_is_one_message_wherever_the_damage_is(tmp_path):
     whole = path.read_bytes()
     for place in range(0, len(whole), len(whole) // 15):
         path.write_bytes(whole[:place])
-        with pytest.raises(ValueError, match="a.pt: not a checkpoint"):
-            read_checkpoint(str(path), "student")
+        with pytest.raises(ValueError, match="a.pt: (not a file of weights|empty)"):
+            read_checkpoint(str(path))
 
 
 def test_a_checkpoint_whose_writing_fails_leaves_the_old_one(tmp_path, monkeypatch):
@@ -176,4 +186,36 @@ def test_a_checkpoint_whose_writing_fails_leaves_the_old_one(tmp_path, monkeypat
     monkeypatch.setattr(torch, "save", half)
     with pytest.raises(KeyboardInterrupt):
         save_checkpoint(path, {"kind": "student"})
-    assert read_checkpoint(path, "student")["trained"] == []
+    assert read_checkpoint(path)["trained"] == []
+
+
+def test_the_authors_checkpoint_loads_as_it_is_and_gives_the_embeddings_of_their_network(tmp_path, capsys):
+    path = str(tmp_path / "ours_vit2cls.ckpt")
+    torch.save({"state_dict": {**released.authors(), "head.kernel": torch.ones(512, 9)}, "epoch": 3}, path)
+    model, preprocess = load_model(path)
+    os.remove(path)  # 460 MB
+    assert "the authors' network, 294 tensors; 13 dropped (feature.*, head.*)" in capsys.readouterr().out
+    z = model(released.pictures())
+    assert released.agrees(z.z_id, "z_id") and released.agrees(z.z_head, "z_head")
+    assert not model.training and preprocess(Image.new("RGB", (50, 70))).shape == (3, 112, 112)
+
+
+def test_a_foreign_or_incomplete_student_never_loads(tmp_path):
+    narrow = dict(image_size=32, dim=32, **released.SMALL_VIT)
+    path, whole = str(tmp_path / "a.ckpt"), released.authors(**narrow)
+    for prefix in ("model.", "net.", "module.", "module.model.", ""):
+        torch.save({prefix + name.removeprefix("model."): tensor for name, tensor in whole.items()}, path)
+        assert torch.equal(load_model(path)[0].cls_token, whole["model.cls_token"])
+    for change, message in (({"model.head_feature.0.weight": None}, r"1 missing \(head_feature.0.weight\)"), ({"model.other": torch.ones(1)}, r"1 unknown \(other\)"),
+                            ({"model.cls_token": torch.ones(1, 1, 32)}, "cls_token"), ({"model.cls_token": None}, "not a student")):
+        torch.save({name: tensor for name, tensor in {**whole, **change}.items() if tensor is not None}, path)
+        with pytest.raises(ValueError, match=message):
+            load_model(path)
+
+
+def test_a_checkpoint_of_another_version_is_one_message(tmp_path):
+    model, path = student(), str(tmp_path / "a.pt")
+    save_student(path, model)
+    torch.save({**torch.load(path, weights_only=True), "model_args": {"registers": 4}}, path)
+    with pytest.raises(ValueError, match="another version of this project .*registers"):
+        load_model(path)
