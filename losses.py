@@ -1,4 +1,4 @@
-"""The losses of Head Similarity (arXiv 2605.07766), and the AdaFace margin head its teacher is trained with.
+"""The losses of Head Similarity (arXiv 2605.07766), and the margin heads that teachers are trained with.
 
     total = align_weight * L_align + hier_weight * (L_hier(z_id) + head_weight * L_hier(z_head))
 
@@ -67,29 +67,65 @@ def mean_violation(s, pos, neg, m, t):
     return (loss * weight[anchor]).sum() / both.sum().clamp(min=1)
 
 
-class AdaFace(nn.Module):
-    """AdaFace margin head (Kim et al., CVPR 2022): (embeddings (B, E) not normalised, labels (B,)) -> logits (B, classes).
+class MarginHead(nn.Module):
+    """Class centres of a face recogniser: (embeddings (B, E) not normalised, labels (B,)) -> logits (B, classes).
 
-    The norm of an embedding stands for the quality of its picture; with it standardised by running statistics,
-    clipped to [-1, 1] and called n, the true class's logit is s * (cos(theta - m * n) - (m + m * n)), the others
-    s * cos(theta). h scales n, t_alpha is the momentum of the statistics. `kernel` is (E, classes)."""
+    All logits are s * cos(theta), theta the angle between embedding and centre; each head below makes the true
+    class's harder. `kernel` (E, classes) holds the centres."""
 
-    def __init__(self, embed_dim, classes, *, m=0.4, h=0.333, s=64.0, t_alpha=0.01):
+    def __init__(self, embed_dim, classes, *, m, s=64.0):
         super().__init__()
-        self.m, self.h, self.s, self.t_alpha, self.eps = m, h, s, t_alpha, 1e-3
+        self.m, self.s, self.eps = m, s, 1e-3
         self.kernel = nn.Parameter(F.normalize(torch.randn(embed_dim, classes), dim=0))
-        self.register_buffer("norm_mean", torch.tensor(20.0))
-        self.register_buffer("norm_std", torch.tensor(100.0))
 
     def forward(self, embeddings, labels):
         with torch.autocast(embeddings.device.type, enabled=False):
             embeddings = embeddings.float()
             cosine = F.normalize(embeddings) @ F.normalize(self.kernel.float(), dim=0)
             cosine = cosine.clamp(-1 + self.eps, 1 - self.eps)                 # (B, classes)
-            n = self.quality(embeddings.detach().norm(dim=1).clamp(0.001, 100))[:, None]      # (B, 1)
             true = F.one_hot(labels, cosine.shape[1]).bool()
-            theta = (cosine.acos() - self.m * n).clamp(self.eps, math.pi - self.eps)
-            return self.s * torch.where(true, theta.cos() - (self.m + self.m * n), cosine)
+            return self.s * torch.where(true, self.harder(cosine, embeddings), cosine)
+
+    def shifted(self, cosine, angle):
+        """cos(theta + angle), with theta + angle kept within (0, pi)."""
+        return (cosine.acos() + angle).clamp(self.eps, math.pi - self.eps).cos()
+
+
+class ArcFace(MarginHead):
+    """ArcFace (Deng et al., CVPR 2019): the true class's logit is s * cos(theta + m)."""
+
+    def __init__(self, embed_dim, classes, *, m=0.5, s=64.0):
+        super().__init__(embed_dim, classes, m=m, s=s)
+
+    def harder(self, cosine, embeddings):
+        return self.shifted(cosine, self.m)
+
+
+class CosFace(MarginHead):
+    """CosFace (Wang et al., CVPR 2018): the true class's logit is s * (cos(theta) - m)."""
+
+    def __init__(self, embed_dim, classes, *, m=0.4, s=64.0):
+        super().__init__(embed_dim, classes, m=m, s=s)
+
+    def harder(self, cosine, embeddings):
+        return cosine - self.m
+
+
+class AdaFace(MarginHead):
+    """AdaFace (Kim et al., CVPR 2022): the norm of an embedding stands for the quality of its picture.
+
+    With the norm standardised by running statistics, clipped to [-1, 1] and called n, the true class's logit is
+    s * (cos(theta - m * n) - (m + m * n)). h scales n, t_alpha is the momentum of the statistics."""
+
+    def __init__(self, embed_dim, classes, *, m=0.4, h=0.333, s=64.0, t_alpha=0.01):
+        super().__init__(embed_dim, classes, m=m, s=s)
+        self.h, self.t_alpha = h, t_alpha
+        self.register_buffer("norm_mean", torch.tensor(20.0))
+        self.register_buffer("norm_std", torch.tensor(100.0))
+
+    def harder(self, cosine, embeddings):
+        n = self.quality(embeddings.detach().norm(dim=1).clamp(0.001, 100))[:, None]      # (B, 1)
+        return self.shifted(cosine, -self.m * n) - (self.m + self.m * n)
 
     def quality(self, norms):
         """Norms (B,) -> standardised and clipped (B,); in training the running statistics move first."""

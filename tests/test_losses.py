@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from losses import AdaFace, alignment_loss, hierarchical_loss
+from losses import AdaFace, ArcFace, CosFace, alignment_loss, hierarchical_loss
 
 
 def softplus(x):
@@ -136,31 +136,37 @@ def test_unknown_aggregate_and_zero_temperature_are_refused():
         hierarchical_loss(z, labels, labels, t=0)
 
 
-# AdaFace's published definition (m 0.4, h 0.333, s 64, t_alpha 0.01; statistics start at 20 and 100) on these inputs.
-EMBEDDINGS = [[-5.6292, -5.7618, -1.2529, -2.1694, 4.2436, 3.4600, -1.5801, -10.5761],
-              [3.2227, -12.6333, 3.4998, 3.0813, 1.1984, 12.3766, 11.1678, -2.4728],
-              [-27.0531, -33.9186, 11.3330, 15.8702, 11.9768, -31.1019, -6.8272, 37.0601],
-              [16.5042, -12.8809, -3.8147, 4.0365, 30.5661, 34.8994, 20.8186, -18.5609],
-              [-18.4075, 0.9478, -14.7803, 7.4524, 13.1909, 3.3723, 19.2238, 13.2347],
-              [-6.1386, 47.5466, -17.3801, 3.1504, 31.3716, 138.1323, -88.1336, -95.2013]]
-KERNEL = [[-0.6731, 0.8728, 1.0554, 0.1778, -0.2303], [-0.3918, 0.5433, -0.3952, -0.4462, 0.7440],
-          [1.5210, 3.4105, -1.5312, -1.2341, 1.8197], [-0.5515, -0.5692, 0.9200, 1.1108, 1.2899],
-          [-1.4782, 2.5672, -0.4731, 0.3356, -0.0033], [-0.5344, 1.1687, 0.3945, 1.9415, 0.7915],
-          [-0.0203, -0.4372, -1.5353, -0.4127, 0.9663], [1.6248, -0.3656, -1.3024, 0.0994, 0.4418]]
-LOGITS = [[-55.6492, 7.9492, 17.2747, 13.8726, -18.5795], [-6.3184, -13.0985, -3.6746, 27.4649, 21.2997],
-          [31.7792, -5.7271, -48.6504, -12.4975, 2.4601], [-41.2548, 25.9386, 8.6796, 9.1383, 9.8547],
-          [-8.9249, -17.2674, -24.5733, 17.8709, -16.1364], [-61.7556, 19.1691, 32.7367, 37.3826, -1.0427]]
+# What the published definitions give for these inputs; AdaFace with m 0.4, h 0.333, t_alpha 0.01 and statistics that
+# start at 20 and 100, ArcFace with m 0.5, CosFace with m 0.4; s 64 each.
+EMBEDDINGS = [[-5.629199, -5.761801, -1.252893, -2.169394, 4.243552, 3.460046, -1.580064, -10.576097],
+              [3.222749, -12.633348, 3.499832, 3.081339, 1.198415, 12.376579, 11.167772, -2.472782],
+              [-27.053074, -33.918625, 11.333013, 15.870167, 11.976789, -31.101902, -6.827208, 37.060123],
+              [16.504169, -12.880946, -3.814728, 4.036515, 30.566055, 34.899353, 20.818563, -18.560888],
+              [-18.407494, 0.947782, -14.78031, 7.452443, 13.190875, 3.372336, 19.22377, 13.234688],
+              [-6.138579, 47.546638, -17.380062, 3.150449, 31.371628, 138.132324, -88.133636, -95.201324]]
+KERNEL = [[-0.67309, 0.872831, 1.055357, 0.177844, -0.230335], [-0.391754, 0.543295, -0.395158, -0.446217, 0.744021],
+          [1.52098, 3.410503, -1.531184, -1.234135, 1.819725], [-0.551529, -0.569248, 0.919971, 1.110816, 1.289874],
+          [-1.478174, 2.567233, -0.47312, 0.335551, -0.003304], [-0.534441, 1.168688, 0.394503, 1.941462, 0.791498],
+          [-0.020252, -0.43717, -1.535287, -0.412679, 0.966303], [1.624783, -0.365619, -1.30244, 0.099403, 0.441822]]
+LABELS = [0, 1, 2, 3, 4, 0]
+OTHERS = [[None, 7.9492, 17.2747, 13.8726, -18.5795], [-6.3184, None, -3.6746, 27.4649, 21.2997], [31.7792, -5.7271, None, -12.4975, 2.4601],
+          [-41.2548, 25.9386, 8.6796, None, 9.8547], [-8.9249, -17.2674, -24.5733, 17.8709, None], [None, 19.1691, 32.7367, 37.3826, -1.0427]]
+TRUE = {"AdaFace": [-55.6492, -13.0985, -48.6504, 9.1383, -16.1364, -61.7556], "AdaFace again": [-55.6457, -13.098, -48.6506, 9.139, -16.1361, -61.758],
+        "ArcFace": [-53.4974, -19.1186, -48.6934, 5.4173, -22.0239, -56.526], "CosFace": [-55.7068, -13.0959, -48.4207, 9.7272, -16.1185, -60.817]}
 
 
-def test_adaface_head_agrees_with_the_published_one_over_two_calls():
-    head, embeddings, labels = AdaFace(8, 5), torch.tensor(EMBEDDINGS), torch.tensor([0, 1, 2, 3, 4, 0])
+@pytest.mark.parametrize("kind, loss", [(AdaFace, 57.31788), (ArcFace, 58.69954), (CosFace, 57.03117)])
+def test_each_margin_head_agrees_with_its_published_definition_over_two_calls(kind, loss):
+    head, embeddings, labels = kind(8, 5), torch.tensor(EMBEDDINGS), torch.tensor(LABELS)
     with torch.no_grad():
         head.kernel.copy_(torch.tensor(KERNEL))
-    logits = head(embeddings, labels)
-    assert torch.allclose(logits, torch.tensor(LOGITS), atol=2e-2)  # the inputs above are rounded to 4 digits
-    assert F.cross_entropy(logits, labels).item() == pytest.approx(57.31788, abs=2e-2)
-    assert F.cross_entropy(head(embeddings, labels), labels).item() == pytest.approx(57.31747, abs=2e-2)
-    assert (head.norm_mean.item(), head.norm_std.item()) == pytest.approx((20.59939, 98.64911), abs=1e-3)
+    for call, expected in (("", loss), (" again" * (kind is AdaFace), 57.31747 if kind is AdaFace else loss)):
+        logits = head(embeddings, labels)
+        rows = [[true if other is None else other for other in others] for others, true in zip(OTHERS, TRUE[kind.__name__ + call])]
+        assert torch.allclose(logits, torch.tensor(rows), atol=1e-3, rtol=0)
+        assert F.cross_entropy(logits, labels).item() == pytest.approx(expected, abs=1e-3)
+    if kind is AdaFace:
+        assert (head.norm_mean.item(), head.norm_std.item()) == pytest.approx((20.59939, 98.64911), abs=1e-3)
 
 
 def test_adaface_statistics_rest_in_evaluation_and_survive_a_batch_of_one():
