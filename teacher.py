@@ -1,7 +1,8 @@
-"""The frozen AdaFace teacher: an AdaFace-ViT, pre-trained on the aligned faces of the training identities.
+"""The frozen teacher: released face recognition weights, or an AdaFace-ViT pre-trained on the aligned faces of the
+training identities.
 
-Head Similarity (arXiv 2605.07766) distils from an AdaFace-ViT that saw aligned faces only. This file holds that
-network, its pre-training (the project's simplest training loop; train.py's has the same parts), and its file.
+Head Similarity (arXiv 2605.07766) distils from an AdaFace-ViT that saw aligned faces only. Reading order: the
+networks, released files, the parts of a training loop (train.py's too), pre-training.
 
     python teacher.py --data PATH [--out teacher.pt]
 """
@@ -17,12 +18,15 @@ from torch import nn
 
 from data import HeadDataset, IdentitySampler, Parser, augment, command_line, data_options, loader, open_data, split_identities
 from losses import AdaFace
-from model import BatchNorm, VisionTransformer, load_strictly, read_checkpoint, save_checkpoint, to_unit
+from model import (BatchNorm, VisionTransformer, build, own_checkpoint, read_weights, released_tensors, released_vit, save_checkpoint,
+                   to_unit)
 
 # option: (default in the toy world, default with --data, what it is)
 SIZES = {"size": (48, 112, "side of the square input, pixels"), "patch": (8, 8, "side of a patch, pixels"),
          "dim": (96, 512, "width of a token"), "depth": (3, 24, "number of blocks"), "heads": (4, 16, "attention heads")}
 
+
+# ---------------------------------------------------------------- the networks
 
 class AdaFaceViT(VisionTransformer):
     """The released AdaFace-ViT: no CLS token, all tokens flattened into one linear layer.
@@ -40,18 +44,123 @@ class AdaFaceViT(VisionTransformer):
         return self.feature(self.tokens(faces).flatten(1))  # (B, N, D) -> (B, N * D) -> (B, E)
 
 
-def load_teacher(path, colour=None):
-    """teacher.pt -> frozen AdaFaceViT in eval mode on the CPU; `image_size` is the side of the RGB faces it takes,
-    `trained` the names of the identities it was trained on.
+class Unit(nn.Module):
+    """Residual unit of an IR network: BN, convolution, BN, PReLU, convolution with the stride, BN; plus the shortcut."""
 
-    colour: None or "RGB", which is what our own teachers are trained with; ValueError for anything else."""
-    if colour not in (None, "RGB"):
-        raise ValueError(f"a teacher of this project takes RGB faces; got colour {colour!r}")
-    checkpoint = read_checkpoint(path, "teacher")
-    teacher = AdaFaceViT(**checkpoint["model_args"])
-    load_strictly(teacher, checkpoint["model"], path)
-    teacher.trained = checkpoint["trained"]
-    return teacher.eval().requires_grad_(False)
+    def __init__(self, before, width, *, stride, convolve):
+        super().__init__()
+        self.res_layer = nn.Sequential(
+            nn.BatchNorm2d(before), nn.Conv2d(before, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.PReLU(width),
+            nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width))
+        self.shortcut_layer = nn.MaxPool2d(1, stride)
+        if convolve:
+            self.shortcut_layer = nn.Sequential(nn.Conv2d(before, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+
+    def forward(self, x):
+        return self.shortcut_layer(x) + self.res_layer(x)
+
+
+class IR(nn.Module):
+    """Improved residual network of ArcFace: faces (B, 3, 112, 112) float in [-1, 1] -> (B, 512), not normalised.
+
+    units: number of units in each of the four stages. insightface's has two differences, both switched by `insightface`:
+    a convolution in the very first shortcut, and weight and bias in the last batch norm."""
+    image_size, embed_dim, sizes = 112, 512, None  # no sizes of a ViT
+
+    def __init__(self, *, units, insightface=False):
+        super().__init__()
+        self.input_layer = nn.Sequential(nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.PReLU(64))
+        body, before = [], 64
+        for width, count in zip((64, 128, 256, 512), units):
+            for i in range(count):
+                convolve = before != width or (insightface and not body)
+                body.append(Unit(before, width, stride=1 if i else 2, convolve=convolve))
+                before = width
+        self.body = nn.Sequential(*body)
+        self.output_layer = nn.Sequential(nn.BatchNorm2d(512), nn.Dropout(0.4), nn.Flatten(), nn.Linear(512 * 7 * 7, 512),
+                                          nn.BatchNorm1d(512, affine=insightface))
+
+    def forward(self, faces):
+        return self.output_layer(self.body(self.input_layer(faces)))  # (B, 3, 112, 112) -> (B, 512, 7, 7) -> (B, 512)
+
+
+# ---------------------------------------------------------------- released files
+
+UNITS = {8: (2, 2, 2, 2), 16: (3, 4, 6, 3), 24: (3, 4, 14, 3), 49: (3, 13, 30, 3)}  # units in all -> units a stage
+REFUSED = {"keypoint_linear": "a keypoint-relative (KP-RPE) network", "rpe_": "a network with relative positions (iRPE)",
+           "mobilenet.": "a Part-fViT network", "relative_position": "a Swin network", "cpb_mlp": "a Swin network"}
+INSIGHTFACE = {"conv1": "input_layer.0", "bn1": "input_layer.1", "prelu": "input_layer.2",  # insightface's names -> those here
+               "bn2": "output_layer.0", "fc": "output_layer.3", "features": "output_layer.4"}
+INSIGHTFACE_UNIT = {"bn1": "res_layer.0", "conv1": "res_layer.1", "bn2": "res_layer.2", "prelu": "res_layer.3",
+                    "conv2": "res_layer.4", "bn3": "res_layer.5", "downsample": "shortcut_layer"}
+
+
+def load_teacher(path, colour=None):
+    """Weights of a face recogniser -> frozen network in eval mode on the CPU: RGB faces (B, 3, S, S) float in [-1, 1]
+    -> (B, E), not normalised.
+
+    The file may be our own teacher.pt, official AdaFace (IR), CVLface (IR, ViT small and base) or insightface (iresnet);
+    its content says which. colour: the order of the channels it was trained with, "RGB" or "BGR"; None: that of the
+    family. A wrong order never fails, it only makes a teacher worse; so it is in the `description`, with family and
+    size. `trained` are the names of the identities it was trained on, none for released weights.
+    Raises ValueError, in one line, for any other file, and for the first tensor that does not fit."""
+    if colour not in (None, "RGB", "BGR"):
+        raise ValueError(f"--colour must be RGB or BGR; got {colour!r}")
+    content = read_weights(path)
+    if own := own_checkpoint(content, "teacher", path):
+        family, order, checkpoint, network = "own ViT", "RGB", own, AdaFaceViT
+    else:
+        tensors, prefix, _ = released_tensors(content, path)
+        family, order, checkpoint, network = recognise(tensors, prefix, path)
+    if not order and not colour:
+        raise ValueError(f"{path}: {family} without the prefix that tells AdaFace's files (BGR) from CVLface's (RGB); "
+                         "say which it was trained with: --colour BGR or --colour RGB")
+    teacher = build(network, checkpoint, path).requires_grad_(False)
+    if (colour or order) == "BGR":  # the first convolution, turned round, takes RGB like all others
+        first = next(module for module in teacher.modules() if isinstance(module, nn.Conv2d))
+        first.weight.data = first.weight.data.flip(1)
+    teacher.trained = checkpoint.get("trained", [])
+    numbers, side = sum(parameter.numel() for parameter in teacher.parameters()), teacher.image_size
+    teacher.description = f"{family}, {numbers / 1e6:.1f} M parameters, {colour or order} {side}x{side}"
+    if colour and order and colour != order:
+        teacher.description += f" (--colour; {order} is usual for this family)"
+    return teacher
+
+
+def recognise(tensors, prefix, path):
+    """Released tensors and the prefix their names had -> (family and architecture, colour order or None where nothing
+    tells it, checkpoint for `build`, class of the network)."""
+    for mark, what in REFUSED.items():
+        if any(mark in name for name in tensors):
+            raise ValueError(f"{path}: {what}, which needs more than this project has; take a plain ViT or an IR network")
+    if "cls_token" in tensors and "head_feature.0.weight" in tensors:
+        raise ValueError(f"{path}: a student, not a teacher; it goes with --init, or evaluate.py --ckpt")
+    if "patch_embed.proj.weight" in tensors or "pos_embed" in tensors:
+        sizes = released_vit(tensors, path)
+        name = f"CVLface ViT-{'small' if sizes['depth'] == 12 else 'base'}"
+        return name, "RGB", {"model": tensors, "model_args": {**sizes, "embed_dim": 512}}, AdaFaceViT
+    insightface = any(name.startswith("layer1.") for name in tensors)
+    count = len({tuple(name.split(".")[:2]) for name in tensors if name.startswith(("layer", "body."))})
+    if count not in UNITS:
+        raise ValueError(f"{path}: no teacher that this project knows (AdaFace or CVLface IR, CVLface ViT, insightface iresnet, its "
+                         f"own teacher.pt); first tensors: {', '.join(list(tensors)[:3])}")
+    args, depth = {"units": UNITS[count], "insightface": insightface}, 2 * count + 2
+    if insightface:
+        return f"insightface iresnet-{depth}", "RGB", {"model": rename_insightface(tensors, UNITS[count]), "model_args": args}, IR
+    family, order = ("CVLface", "RGB") if "net." in prefix else ("AdaFace", "BGR") if "model." in prefix else ("a bare", None)
+    return f"{family} IR-{101 if depth == 100 else depth}", order, {"model": tensors, "model_args": args}, IR
+
+
+def rename_insightface(tensors, units):
+    """Tensors of an insightface iresnet under the names that IR gives them."""
+    renamed = {}
+    for name, tensor in tensors.items():
+        part, _, rest = name.partition(".")
+        if match := re.fullmatch(r"layer([1-4])\.(\d+)\.(\w+)\.(.+)", name):
+            stage, i, part, rest = match.groups()
+            part = f"body.{sum(units[:int(stage) - 1]) + int(i)}.{INSIGHTFACE_UNIT.get(part, part)}"
+        renamed[f"{INSIGHTFACE.get(part, part)}.{rest}"] = tensor
+    return renamed
 
 
 # ---------------------------------------------------------------- the parts of a training loop, for train.py too
@@ -192,6 +301,14 @@ def network_options(parser):
         group.add_argument("--" + name, type=int, help=f"{what}; none: {toy} in the toy world, {own} with --data")
     machine_options(parser)
     parser.add_argument("--seed", type=int, default=0, help="seed of weights, batches and augmentation")
+
+
+def teacher_options(parser, none):
+    """Which teacher; shared by train.py and evaluate.py. none: what stands in for --teacher."""
+    parser.add_argument("--teacher", metavar="FILE",
+                        help=f"AdaFace, CVLface or insightface weights, or a teacher.pt of this project; none: {none}")
+    parser.add_argument("--colour", choices=["RGB", "BGR"],
+                        help="order of the channels that the teacher was trained with; none: the usual one of its family")
 
 
 def machine_options(parser):

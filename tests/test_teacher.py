@@ -1,18 +1,198 @@
-"""teacher.py: the released network's shape, pre-training, the frozen teacher, and the parts of the training loop."""
+"""teacher.py: released weights, the released networks, pre-training, the frozen teacher, the parts of the training loop."""
+import argparse
 import math
 import os
+import subprocess
+import sys
+import types
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+import released
 import teacher
 from data import scan_heads
-from teacher import AdaFaceViT, check_finite, choose_device, load_teacher, make_optimiser, update
+from model import save_checkpoint
+from released import BASE_VIT, SMALL_VIT, ir, iresnet, pictures, vit, write_safetensors
+from teacher import IR, UNITS, AdaFaceViT, check_finite, choose_device, load_teacher, make_optimiser, update
 
 VIT = dict(image_size=32, patch_size=8, dim=32, depth=1, heads=2)
+NARROW = dict(image_size=32, dim=32, **SMALL_VIT)  # the released ViT-small but for its width and its input
 
+
+@pytest.fixture(scope="module")
+def ir18():
+    return ir(8)
+
+
+@pytest.fixture(scope="module")
+def narrow():
+    return vit(**NARROW)
+
+
+def saved(tmp_path, content):
+    """-> path of a file with this content, written by torch.save."""
+    torch.save(content, tmp_path / "weights.pt")
+    return str(tmp_path / "weights.pt")
+
+
+# ---------------------------------------------------------------- released weights
+
+@pytest.mark.parametrize("name, millions, colour, content", [
+    ("CVLface ViT-small", 96.0, "RGB", lambda: vit(**SMALL_VIT)), ("CVLface ViT-base", 114.9, "RGB", lambda: vit(**BASE_VIT)),
+    ("AdaFace IR-18", 24.0, "BGR", lambda: {"state_dict": {**ir(8), "head.kernel": torch.ones(512, 9)}, "epoch": 25}),
+    ("AdaFace IR-50", 43.6, "BGR", lambda: {"state_dict": ir(24)}), ("insightface iresnet-18", 24.0, "RGB", lambda: iresnet(8))])
+def test_a_released_file_gives_the_embeddings_of_its_published_network(tmp_path, name, millions, colour, content):
+    path = saved(tmp_path, content())
+    network = load_teacher(path)
+    os.remove(path)  # up to 460 MB
+    assert network.description == f"{name}, {millions} M parameters, {colour} 112x112"
+    assert not network.training and not any(p.requires_grad for p in network.parameters()) and network.trained == []
+    assert released.agrees(network(pictures()), name)
+
+
+@pytest.mark.parametrize("units, insightface, tensors, parameters", [
+    (8, False, 179, 24_020_352), (24, False, 467, 43_585_600), (49, False, 917, 65_150_912), (8, True, 187, None), (24, True, 475, None), (49, True, 925, None)])
+def test_the_ir_networks_have_the_released_number_of_tensors_and_parameters(units, insightface, tensors, parameters):
+    with torch.device("meta"):
+        network = IR(units=UNITS[units], insightface=insightface)
+    assert len(network.state_dict()) == tensors
+    assert parameters in (None, sum(parameter.numel() for parameter in network.parameters()))
+
+
+def test_the_deepest_released_networks_are_recognised(tmp_path):
+    assert load_teacher(saved(tmp_path, ir(49, "net."))).description.startswith("CVLface IR-101, 65.2 M parameters, RGB")
+    assert load_teacher(saved(tmp_path, iresnet(49))).description.startswith("insightface iresnet-100, 65.2 M parameters, RGB")
+    os.remove(tmp_path / "weights.pt")
+
+
+def test_safetensors_bare_and_wrapped_files_hold_the_same_network(tmp_path, narrow):
+    bare = {name.removeprefix("net."): tensor for name, tensor in narrow.items()}
+    faces = torch.rand(2, 3, 32, 32) * 2 - 1
+    expected = load_teacher(saved(tmp_path, bare))(faces)
+    for wrap in ({"state_dict": narrow}, {f"module.{name}": tensor for name, tensor in narrow.items()}, {**bare, "mask_token": torch.zeros(1, 1, 32)}):
+        assert torch.equal(load_teacher(saved(tmp_path, wrap))(faces), expected)
+    write_safetensors(tmp_path / "model.safetensors", {f"model.{name}": tensor for name, tensor in narrow.items()})
+    assert torch.equal(load_teacher(str(tmp_path / "model.safetensors"))(faces), expected)
+    write_safetensors(tmp_path / "half", {name: tensor.half() if tensor.is_floating_point() else tensor for name, tensor in narrow.items()})
+    half = load_teacher(str(tmp_path / "half"))  # told by its content, and computed in float32 all the same
+    assert half.norm.weight.dtype == torch.float32 and torch.allclose(half(faces), expected, atol=0.1)
+
+
+def test_another_colour_order_is_the_same_network_on_reversed_channels_and_is_told(tmp_path, ir18):
+    path, faces = saved(tmp_path, {"state_dict": ir18}), pictures()
+    usual, rgb = load_teacher(path), load_teacher(path, "RGB")
+    assert torch.allclose(usual(faces), rgb(faces.flip(1)), rtol=1e-4, atol=1e-2) and not torch.allclose(usual(faces), rgb(faces), rtol=0.1)
+    assert "RGB 112x112 (--colour; BGR is usual for this family)" in rgb.description and "usual" not in load_teacher(path, "BGR").description
+
+
+def test_an_ir_file_that_does_not_tell_its_colours_must_be_told(tmp_path, ir18):
+    path = saved(tmp_path, {name.removeprefix("model."): tensor for name, tensor in ir18.items()})
+    with pytest.raises(ValueError, match="--colour BGR or --colour RGB"):
+        load_teacher(path)
+    assert load_teacher(path, "BGR").description.startswith("a bare IR-18, 24.0 M parameters, BGR")
+    with pytest.raises(ValueError, match="--colour must be RGB or BGR; got 'rgb'"):
+        load_teacher(path, "rgb")
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda t: t.pop("net.norm.bias"), r"1 missing \(norm.bias\). Likely: only a part"),
+    (lambda t: t.update({"net.extra": torch.ones(1)}), r"1 unknown \(extra\). Likely: another network, or a variant"),
+    (lambda t: t.update({"net.norm.bias": torch.ones(7)}), r"norm.bias \(7,\), not \(32,\)\). Likely: another architecture"),
+    (lambda t: t.update({"extra": torch.ones(1)}), r"1 tensors lack the prefix net. of the others \(first: extra\)"),
+    (lambda t: t.update({"net.blocks.12." + name: t["net.blocks.0." + name] for name in ("norm1.weight", "norm1.bias")}), "one of 13 and 5"),
+    (lambda t: t.pop("net.pos_embed"), "pos_embed is not there"),
+    (lambda t: [t.pop(name) for name in list(t) if name.startswith("net.feature.")], r"12 missing \(feature.0.weight"),
+    (lambda t: t.update({"net.keypoint_linear.weight": torch.ones(1, 1)}), "KP-RPE"),
+    (lambda t: t.update({"net.blocks.0.attn.rpe_k.lookup_table_weight": torch.ones(1, 1)}), "iRPE"),
+    (lambda t: t.update({"net.mobilenet.features.0.0.weight": torch.ones(1, 1)}), "Part-fViT"),
+    (lambda t: t.update({"net.features.1.0.attn.relative_position_bias_table": torch.ones(1, 1)}), "Swin"),
+    (lambda t: t.update({"net.cls_token": torch.ones(1, 2, 32), "net.head_feature.0.weight": torch.ones(32, 32)}), "a student, not a teacher"),
+    (lambda t: t.clear() or t.update({"head.kernel": torch.ones(512, 9)}), "training head"),
+    (lambda t: t.clear() or t.update({"weight": torch.ones(9, 512)}), "training head"),
+    (lambda t: t.clear() or t.update({f"layer{i}.{j}.conv.weight": torch.ones(1, 1) for i in range(3) for j in range(9)}), "no teacher that this project knows"),
+    (lambda t: t.update({"lr": 0.1}), "expected named tensors, bare or under state_dict"), (lambda t: t.clear(), "expected named tensors")])
+def test_a_file_that_does_not_fit_exactly_never_loads_and_says_why(tmp_path, narrow, change, message):
+    tensors = dict(narrow)
+    change(tensors)
+    with pytest.raises(ValueError, match=message):
+        load_teacher(saved(tmp_path, tensors))
+
+
+def test_a_missing_or_foreign_tensor_of_an_ir_network_is_named(tmp_path, ir18):
+    without = {name: tensor for name, tensor in ir18.items() if name != "model.body.3.res_layer.3.weight"}
+    with pytest.raises(ValueError, match=r"1 missing \(body.3.res_layer.3.weight\)"):
+        load_teacher(saved(tmp_path, {"state_dict": without}))
+    other = {f"layer{stage}.{i}.conv1.weight": torch.ones(1, 1) for stage in (1, 2, 3, 4) for i in (0, 1)}  # a ResNet-18, say
+    with pytest.raises(ValueError, match=r"179 missing \(input_layer.0.weight.*8 of another shape .*Likely: another architecture"):
+        load_teacher(saved(tmp_path, other))
+
+
+def test_a_checkpoint_of_a_student_is_no_teacher(tmp_path):
+    save_checkpoint(str(tmp_path / "best.pt"), {"kind": "student", "model": {}, "model_args": {}, "trained": []})
+    with pytest.raises(ValueError, match="expected a whole teacher checkpoint of this project, found student"):
+        load_teacher(str(tmp_path / "best.pt"))
+
+
+def test_a_lightning_file_with_classes_of_packages_that_are_not_installed_loads(tmp_path, narrow, monkeypatch):
+    absent = types.ModuleType("lightning_that_is_not_installed")
+
+    class ModelCheckpoint:
+        def __init__(self):
+            self.best, self.scores = torch.tensor(0.5), {"a": [1, 2]}
+
+    class AttributeDict(dict):
+        pass
+
+    for kind in (ModelCheckpoint, AttributeDict):
+        kind.__module__, kind.__qualname__ = absent.__name__, kind.__name__
+        setattr(absent, kind.__name__, kind)
+    monkeypatch.setitem(sys.modules, absent.__name__, absent)
+    path = saved(tmp_path, {"state_dict": narrow, "epoch": 3, "callbacks": {ModelCheckpoint: ModelCheckpoint()},
+                            "hyper_parameters": AttributeDict(args=argparse.Namespace(lr=0.1, tags={"a"}), lr=np.float64(0.1))})
+    expected = load_teacher(saved(tmp_path / "..", narrow))(torch.zeros(1, 3, 32, 32))
+    monkeypatch.delitem(sys.modules, absent.__name__)
+    assert torch.equal(load_teacher(path)(torch.zeros(1, 3, 32, 32)), expected)
+
+
+def test_a_file_that_would_run_a_command_on_loading_does_not_run_it(tmp_path, narrow):
+    class Command:
+        def __reduce__(self):
+            return os.system, (f"touch {tmp_path}/it_ran",)
+
+    path = saved(tmp_path, {"state_dict": narrow, "callbacks": [Command()]})
+    assert load_teacher(path).embed_dim == 512 and not os.path.exists(tmp_path / "it_ran")
+    with pytest.raises(ValueError, match="expected named tensors"):
+        load_teacher(saved(tmp_path, Command()))
+    with pytest.raises(ValueError, match="expected named tensors"):
+        load_teacher(saved(tmp_path, {**narrow, "net.norm.bias": Command()}))
+    assert not os.path.exists(tmp_path / "it_ran")
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="the peak memory of a process is read from Linux's /proc")
+def test_loading_vit_base_and_embedding_a_batch_takes_less_than_two_and_a_half_times_the_file(tmp_path):
+    path = saved(tmp_path, vit(**BASE_VIT))
+    script = ("import re, sys, torch; sys.path.insert(0, sys.argv[2]); from teacher import load_teacher\n"
+              "with torch.inference_mode(): load_teacher(sys.argv[1])(torch.zeros(8, 3, 112, 112))\n"
+              "print(1024 * int(re.search(r'VmHWM:\\s*(\\d+) kB', open('/proc/self/status').read()).group(1)))")
+    peak = subprocess.run([sys.executable, "-c", script, path, os.path.dirname(teacher.__file__)], capture_output=True, text=True, check=True).stdout
+    size = os.path.getsize(path)
+    os.remove(path)
+    assert size > 459e6 and int(peak) < 2.5 * size
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_teacher_under_amp_stays_within_cosine_0_999_of_float32(tmp_path):
+    device, dtype = choose_device("cuda", "auto")
+    network, faces = load_teacher(saved(tmp_path, vit(**BASE_VIT))).to(device), pictures().to(device)
+    with teacher.autocast(device, dtype):
+        mixed = network(faces).float()
+    assert torch.nn.functional.cosine_similarity(mixed, network(faces)).min() > 0.999
+
+
+# ---------------------------------------------------------------- the own teacher and its training
 
 @pytest.mark.parametrize("sizes, tensors, numbers", [(dict(depth=12, heads=8, mlp_ratio=5.0), 149, 95_952_384), (dict(), 281, 114_869_760)])
 def test_the_released_adaface_vits_have_this_many_tensors_and_parameters(sizes, tensors, numbers):
