@@ -7,6 +7,7 @@ Three relations (arXiv 2605.07766): R1 same identity and look, R2 same identity,
     ordering                P(s(R1) > s(R2)), P(s(R2) > s(R3)), and the mean s of each relation
 
     python evaluate.py --ckpt runs/NAME/best.pt [--data PATH] [--json FILE] [--sheet FILE]
+    python evaluate.py --ckpt ours_vit2cls.ckpt --data PATH    # the authors' checkpoint, as it is
 """
 import json
 import os
@@ -17,8 +18,8 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from data import HeadDataset, Parser, command_line, data_options, loader, open_data
-from model import load_model, read_checkpoint, to_unit, unit_rows
-from teacher import autocast, check_numbers, choose_device, load_teacher, machine_options
+from model import HeadSimilarity, build, read_checkpoint, to_unit, unit_rows
+from teacher import autocast, check_numbers, choose_device, load_teacher, machine_options, teacher_options
 
 FARS = (1e-3, 1e-2)
 
@@ -110,12 +111,16 @@ def embed_rows(network, index, rows, *, size, faces=False, batch_size=256, worke
     return torch.cat(z) if z else torch.zeros(0, 1), np.array(kept, dtype=np.int64), unreadable
 
 
-def evaluate(student, teacher, index, rows, *, which="id", fars=FARS, **how):
-    """Score teacher (or None) and student on rows of an index -> (table rows, the student's z, its rows, unreadable)."""
+def evaluate(student, teacher, index, rows, *, which="id", fars=FARS, flip_sum=False, **how):
+    """Score teacher (or None) and student on rows of an index -> (table rows, the student's z, its rows, unreadable).
+
+    flip_sum: the teacher's embedding of a picture is that of the picture plus that of its mirror image, neither
+    normalised, as in published figures of face recognisers; the names of its table rows say so."""
     networks = [("student, whole heads", lambda heads: getattr(student(heads), "z_" + which), student.image_size, False)]
     if teacher is not None:
-        networks = [("teacher, aligned faces", teacher, teacher.image_size, True),
-                    ("teacher, whole heads", teacher, teacher.image_size, False)] + networks
+        embed = (lambda pictures: teacher(pictures) + teacher(pictures.flip(3))) if flip_sum else teacher
+        networks = [(f"teacher{'+mirror' * flip_sum}, {what}", embed, teacher.image_size, what == "aligned faces")
+                    for what in ("aligned faces", "whole heads")] + networks
     table, unreadable = [], set()
     for name, network, size, faces in networks:
         chosen = rows[index.has_face[rows]] if faces else rows
@@ -135,12 +140,12 @@ def show(value, mark=""):
 def print_table(table, fars):
     """Print a row a network, then the pairs behind it. A starred VR has a FAR below 1 / impostor pairs."""
     columns = [f"VR@{far:g}" for far in fars] + ["AUC"]
-    block = 9 * len(columns)
-    print(f"\n{'':24}{'identity verification':>{block}} |{'head similarity':>{block}} |{'mean s':>21} |{'ordering':>16}")
-    print(f"{'':24}" + 2 * ("".join(f"{name:>9}" for name in columns) + " |") + "     R1     R2     R3 |   R1>R2   R2>R3")
+    block, wide = 9 * len(columns), 2 + max([22, *(len(row["name"]) for row in table)])
+    print(f"\n{'':{wide}}{'identity verification':>{block}} |{'head similarity':>{block}} |{'mean s':>21} |{'ordering':>16}")
+    print(" " * wide + 2 * ("".join(f"{name:>9}" for name in columns) + " |") + "     R1     R2     R3 |   R1>R2   R2>R3")
     unresolved = {}
     for row in table:
-        line = f"{row['name']:24}"
+        line = row["name"].ljust(wide)
         for task in ("identity", "head"):
             result = row[task]
             starred = [far for far in fars if result["impostor"] and far * result["impostor"] < 1 - 1e-9]
@@ -232,30 +237,37 @@ def held_out_rows(index, checkpoint, own_data):
     return np.arange(len(index.paths))
 
 
-def find_teacher(path, checkpoint, device):
-    """The teacher of a run: beside the checkpoint, or where --teacher named it. None where it is gone (said on screen)."""
-    if checkpoint["teacher"] is None:
+def find_teacher(path, checkpoint, teacher=None, colour=None):
+    """The teacher named here, or that of the checkpoint's run: beside the checkpoint, or where --teacher named it; frozen,
+    on the CPU. None where there is none or it is gone (said on screen)."""
+    if teacher is None and checkpoint["teacher"] is None:
         return None
-    beside, named = os.path.join(os.path.dirname(path), "teacher.pt"), checkpoint["teacher"]
-    for file in (beside, named) if checkpoint["settings"]["teacher"] is None else (named, beside):
-        if os.path.isfile(file):
-            return load_teacher(file).to(device)
-    print(f"notice: the teacher {checkpoint['teacher']} is gone; its rows are left out")
-    return None
+    beside, settings = os.path.join(os.path.dirname(path), "teacher.pt"), checkpoint["settings"]
+    if teacher is None:
+        colour = colour or settings.get("colour")
+        files = (beside, checkpoint["teacher"]) if settings["teacher"] is None else (checkpoint["teacher"], beside)
+        teacher = next((file for file in files if os.path.isfile(file)), None)
+    if teacher is None:
+        print(f"notice: the teacher {checkpoint['teacher']} is gone; its rows are left out")
+        return None
+    found = load_teacher(teacher, colour)
+    print(f"teacher: {found.description} ({teacher})", flush=True)
+    return found
 
 
-def report(path, index, rows, *, which="id", fars=FARS, json_file=None, sheet=None, device="cpu", **how):
-    """Evaluate the checkpoint at path on rows of an index: print the table, write the JSON and the picture sheet."""
-    checkpoint = read_checkpoint(path, "student")
-    teacher, student = find_teacher(path, checkpoint, device), load_model(path)[0].to(device)
+def report(path, checkpoint, teacher, index, rows, *, which="id", fars=FARS, json_file=None, sheet=None, device="cpu", **how):
+    """Evaluate the checkpoint, read from path, and teacher (or None) on rows of an index: print the table, write the JSON
+    and the picture sheet."""
     if not len(rows):
         print("nobody is held out (the split needs 4 identities): nothing to evaluate; give --data with other people")
         return []
+    student, teacher = build(HeadSimilarity, checkpoint, path).to(device), teacher and teacher.to(device)
     table, z, kept, unreadable = evaluate(student, teacher, index, rows, which=which, fars=fars, device=device, **how)
     if not len(kept):
         raise ValueError(f"{index.root}: not one of {len(rows)} pictures could be read ({unreadable[0]})")
     people = len(np.unique(index.identity[kept]))
-    print(f"\n{path}: epoch {checkpoint['epoch']}, design {student.design}, embedding z_{which}, {people} identities")
+    print(f"\n{path}: {'epoch {}, '.format(checkpoint['epoch']) if 'epoch' in checkpoint else ''}design {student.design}, "
+          f"embedding z_{which}, {people} identities")
     print_table(table, fars)
     for message in unreadable:
         print(f"left out: {message}")
@@ -271,7 +283,9 @@ def report(path, index, rows, *, which="id", fars=FARS, json_file=None, sheet=No
 
 def main(argv=None):
     parser = Parser("Evaluate a Head Similarity checkpoint on held-out identities.")
-    parser.add_argument("--ckpt", metavar="FILE", required=True, help="best.pt or last.pt of a run")
+    parser.add_argument("--ckpt", metavar="FILE", required=True, help="best.pt or last.pt of a run, or the authors' ours_vit2cls.ckpt")
+    teacher_options(parser, none="that of the checkpoint's run")
+    parser.add_argument("--flip-sum", action="store_true", help="teacher: add the embedding of the mirror image, as in published figures")
     data_options(parser, none="the held-out identities of the checkpoint's own data")
     machine_options(parser)
     parser.add_argument("--embedding", choices=["id", "head"], default="id", help="z_id, the paper's choice, or z_head")
@@ -290,8 +304,13 @@ def main(argv=None):
     if settings.data is None and (settings.faces or settings.segment_frames or settings.segment_gap):
         raise ValueError("--faces, --segment-frames and --segment-gap go with --data")
     device, dtype = choose_device(settings.device, settings.amp)
-    checkpoint = read_checkpoint(settings.ckpt, "student")
+    checkpoint = read_checkpoint(settings.ckpt)
     own_data = settings.data is None
+    if own_data and checkpoint["settings"] is None:
+        raise ValueError(f"{settings.ckpt} comes without data of its own: add --data PATH (python data.py --toy PATH draws some)")
+    teacher = find_teacher(settings.ckpt, checkpoint, settings.teacher, settings.colour)
+    if teacher is None and (settings.flip_sum or settings.colour):
+        raise ValueError("--flip-sum and --colour are for a teacher, and none is known here: add --teacher FILE")
     if own_data:
         for name in ("data", "faces", "segment_frames", "segment_gap"):
             setattr(settings, name, checkpoint["settings"][name])
@@ -299,8 +318,9 @@ def main(argv=None):
             settings.data = checkpoint["root"]  # the toy world that it was trained on, not one in this folder
     index = open_data(settings)
     rows = held_out_rows(index, checkpoint, own_data)
-    report(settings.ckpt, index, rows, which=settings.embedding, fars=settings.fars, json_file=settings.json,
-           sheet=settings.sheet, device=device, dtype=dtype, batch_size=settings.batch_size, workers=settings.workers)
+    report(settings.ckpt, checkpoint, teacher, index, rows, which=settings.embedding, fars=settings.fars, json_file=settings.json,
+           sheet=settings.sheet, flip_sum=settings.flip_sum, device=device, dtype=dtype, batch_size=settings.batch_size,
+           workers=settings.workers)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@ the Softplus hierarchical loss on both of its embeddings.
 
     python train.py                              # the toy world, made on first use under runs/
     python train.py --data PATH                  # your folders (layout: data.py)
+    python train.py --data PATH --teacher FILE   # released AdaFace, CVLface or insightface weights
+    python train.py --data PATH --init FILE      # fine-tune a student: ours, or the authors' ours_vit2cls.ckpt
     python train.py --resume runs/NAME/last.pt   # go on where a run stopped
 
 A run writes runs/NAME/: teacher.pt, last.pt (to resume), best.pt (to use), log.jsonl, results.json, gallery.png.
@@ -24,7 +26,7 @@ from data import (HeadDataset, IdentitySampler, Parser, augment, command_line, c
 from losses import alignment_loss, hierarchical_loss
 from model import DESIGNS, HeadSimilarity, load_strictly, read_checkpoint, resize_pos_embed, save_checkpoint, to_unit
 from teacher import (SIZES, Progress, autocast, check_finite, check_numbers, choose_device, load_teacher, make_optimiser,
-                     network_options, pretrain, update, vit_sizes)
+                     network_options, pretrain, teacher_options, update, vit_sizes)
 
 
 # ---------------------------------------------------------------- settings
@@ -39,8 +41,9 @@ def parse(argv=None):
     network_options(parser)
     group = parser.add_argument_group("student and losses")
     group.add_argument("--design", choices=list(DESIGNS), default="dual-cls", help="two CLS tokens (the paper's), or an ablation")
-    group.add_argument("--teacher", metavar="FILE", help="teacher.pt of an earlier run; none: the run's own, pre-trained first")
-    group.add_argument("--align-weight", type=float, default=2.0, help="weight of the alignment with the teacher; 0: no teacher")
+    teacher_options(group, none="the run's own, pre-trained first")
+    group.add_argument("--init", metavar="FILE", help="start from this student, ours or the authors'; none: from the teacher's trunk")
+    group.add_argument("--align-weight", type=float, default=2.0, help="weight of the alignment with the teacher; 0: none")
     group.add_argument("--hier-weight", type=float, default=1.0, help="weight of the hierarchical loss")
     group.add_argument("--head-weight", type=float, default=1.0, help="weight of z_head in the hierarchical loss; z_id has 1")
     group.add_argument("--margins", type=float, nargs=2, default=[0.1, 0.1], metavar=("M12", "M23"),
@@ -64,7 +67,9 @@ def parse(argv=None):
     group.add_argument("--fars", type=float, nargs="+", default=list(evaluate.FARS), help="false accept rates; the first chooses best.pt")
     settings = with_absolute_paths(parser.parse_args(argv))
     if settings.resume is not None:
-        stored = read_checkpoint(settings.resume, "student")["settings"]
+        stored = read_checkpoint(settings.resume)["settings"]
+        if stored is None:
+            raise ValueError(f"--resume goes on with a last.pt of this project; {settings.resume} goes with --init")
         parser.set_defaults(**stored)
         settings = with_absolute_paths(parser.parse_args(argv))
         changed = [name for name in stored if stored[name] != getattr(settings, name) and name not in MAY_CHANGE]
@@ -79,7 +84,7 @@ def parse(argv=None):
 
 def with_absolute_paths(settings):
     """The checkpoint keeps these paths, to be found from other folders too."""
-    for name in ("data", "faces", "teacher"):
+    for name in ("data", "faces", "teacher", "init"):
         if getattr(settings, name):
             setattr(settings, name, os.path.abspath(getattr(settings, name)))
     return settings
@@ -96,10 +101,10 @@ def check(settings):
     if settings.batch_size < 2 * settings.states * settings.frames:
         raise ValueError(f"--batch-size must be at least --states x --frames x 2 = {2 * settings.states * settings.frames}, "
                          f"so that a batch holds two identities; got {settings.batch_size}")
-    with torch.device("meta"):  # no memory: only to hear now that the sizes are impossible
-        HeadSimilarity(**vit_sizes(settings))
     if settings.states * settings.frames < 2:
         raise ValueError("--states x --frames must be at least 2: no anchor has a genuine pair otherwise")
+    if settings.colour and settings.teacher is None:
+        raise ValueError("--colour says how the weights of --teacher were trained; there is none")
     if settings.align_weight == settings.hier_weight == 0:
         raise ValueError("--align-weight and --hier-weight are both 0: there is nothing to learn")
 
@@ -121,17 +126,27 @@ def open_run(settings):
 
 # ---------------------------------------------------------------- what a run is made of
 
-def prepare(settings, device, dtype):
-    """Settings -> everything that a run needs: data, teacher's targets, student, batches, optimiser, schedule, scaler."""
+def read_start(settings):
+    """-> (checkpoint of the initial student or None, teacher of --teacher or None, sizes of the student). Comes first, so
+    that a wrong file or size is heard of before any data is read."""
+    path = settings.init if settings.resume is None else settings.resume
+    initial = None if path is None else read_checkpoint(path)
+    teacher = None if settings.teacher is None else load_teacher(settings.teacher, settings.colour)
+    return initial, teacher, student_sizes(settings, teacher, initial)
+
+
+def prepare(settings, device, dtype, initial, teacher, sizes):
+    """Settings and what read_start gave -> everything that a run needs: data, teacher's targets, student, batches,
+    optimiser, schedule, scaler."""
     machine = dict(device=device, dtype=dtype, workers=settings.workers)
     index = open_data(settings)
     held_out = split_identities(index.names)
     train_rows, test_rows = (np.flatnonzero(part[index.identity]) for part in (~held_out, held_out))
     print(f"split: {int((~held_out).sum())} training identities, {int(held_out.sum())} held out", flush=True)
 
-    teacher, teacher_path = prepare_teacher(settings, index, ~held_out, machine)
-    student = make_student(settings, teacher).to(device)
-    targets, has_target = teacher_targets(teacher, index, train_rows, student.embed_dim, machine)
+    teacher, teacher_path = prepare_teacher(settings, index, ~held_out, machine, teacher, sizes)
+    student = make_student(settings, sizes, teacher, initial).to(device)
+    targets, has_target = teacher_targets(teacher if settings.align_weight else None, index, train_rows, student.embed_dim, machine)
 
     sampler = IdentitySampler(train_rows, index.identity[train_rows], index.state[train_rows],
                               P=settings.batch_size // (settings.states * settings.frames), S=settings.states, K=settings.frames,
@@ -144,26 +159,63 @@ def prepare(settings, device, dtype):
     optimiser, schedule = make_optimiser(student, lr=settings.lr or 0.3 / student.dim, weight_decay=settings.weight_decay,
                                          steps=settings.epochs * len(sampler), warmup=200)
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
-    return SimpleNamespace(
-        settings=settings, machine=machine, index=index, test_rows=test_rows,
-        trained=[name for name, out in zip(index.names, held_out) if not out], teacher_path=teacher_path, targets=targets,
+    run = SimpleNamespace(
+        settings=settings, machine=machine, index=index, test_rows=test_rows, initial=initial,
+        trained=[name for name, out in zip(index.names, held_out) if not out], teacher=teacher and teacher.cpu(),
+        teacher_path=teacher_path, targets=targets,
         has_target=has_target, student=student, sampler=sampler, batches=loader(dataset, sampler, settings.workers),
         optimiser=optimiser, schedule=schedule, scaler=scaler, epoch=0, step=0, best=None, unreadable=set())
+    keep_trained_out(run)
+    return run
 
 
-def prepare_teacher(settings, index, people, machine):
-    """-> (frozen teacher, its path), or (None, None) without alignment. Pre-trained on the identities `people` if need be."""
-    if not settings.align_weight:
+def keep_trained_out(run):
+    """Nobody whom the initial student was trained on is evaluated: after --init, or where the folder changed before --resume."""
+    run.trained = sorted({*run.trained, *(run.initial["trained"] if run.initial else ())})
+    known = np.isin(run.index.names, run.trained)[run.index.identity[run.test_rows]]
+    if known.any():
+        print(f"notice: {int(known.sum())} pictures are not held out, since the initial student knows people of these names")
+    run.test_rows = run.test_rows[~known]
+
+
+def student_sizes(settings, teacher, initial):
+    """-> keyword arguments of the HeadSimilarity: those of the initial student, else of a ViT teacher, else the defaults
+    for the data; with what the user says otherwise. ValueError for sizes that cannot be."""
+    given = {"image_size": settings.size, "patch_size": settings.patch, "dim": settings.dim, "depth": settings.depth,
+             "heads": settings.heads}
+    given = {name: value for name, value in given.items() if value is not None}
+    if initial:
+        sizes = initial["model_args"]
+        for name, value in {**given, "design": settings.design}.items():
+            if name != "image_size" and value != sizes[name]:
+                raise ValueError(f"--init keeps the sizes of its student, but for --size: its {name} is {sizes[name]}, not {value}")
+    else:
+        sizes = {**((teacher and teacher.sizes) or vit_sizes(settings)), "design": settings.design}
+        sizes["embed_dim"] = teacher.embed_dim if teacher else given.get("dim", sizes["dim"])
+    if teacher and teacher.embed_dim != sizes["embed_dim"]:
+        raise ValueError(f"the teacher's embedding has {teacher.embed_dim} numbers, that of the student in --init {sizes['embed_dim']}")
+    sizes = {**sizes, **given}
+    with torch.device("meta"):  # no memory: only to hear now that the sizes are impossible
+        HeadSimilarity(**sizes)
+    return sizes
+
+
+def prepare_teacher(settings, index, people, machine, teacher, sizes):
+    """-> (frozen teacher, its path). teacher: that of --teacher; where it is None, one of the student's sizes is pre-trained
+    on the identities `people`, or, without alignment, there is none: (None, None)."""
+    if teacher is None and not settings.align_weight:
         return None, None
-    if not index.has_face.any():
+    if settings.align_weight and not index.has_face.any():
         raise ValueError(f"{index.root} has no aligned faces to distil from: give it a landmarks.csv, or use --faces DIR, "
                          "or --align-weight 0")
     path = settings.teacher or os.path.abspath(os.path.join(settings.out, "teacher.pt"))
-    if not settings.teacher and not (settings.resume and os.path.exists(path)):
-        print("teacher: none given, so one is pre-trained on the training identities' aligned faces", flush=True)
-        pretrain(index, people, path, vit=vit_sizes(settings), epochs=settings.teacher_epochs, seed=settings.seed, **machine)
-    print(f"teacher: {path}", flush=True)
-    teacher = load_teacher(path)
+    if teacher is None:
+        if not (settings.resume and os.path.exists(path)):
+            print("teacher: none given, so one is pre-trained on the training identities' aligned faces", flush=True)
+            vit = {name: size for name, size in sizes.items() if name != "design"}
+            pretrain(index, people, path, vit=vit, epochs=settings.teacher_epochs, seed=settings.seed, **machine)
+        teacher = load_teacher(path)
+    print(f"teacher: {teacher.description} ({path})", flush=True)
     seen = int(np.isin(index.names, teacher.trained)[~people].sum())
     if seen:
         print(f"notice: this teacher was trained on {seen} identities of the same name as held-out ones", flush=True)
@@ -189,25 +241,35 @@ def teacher_targets(teacher, index, rows, E, machine):
     return targets, has_target
 
 
-def make_student(settings, teacher):
-    """A new student; its trunk starts from the teacher's where the two have the same shapes."""
-    vit = vit_sizes(settings)
+def make_student(settings, sizes, teacher, initial):
+    """A new student; it starts from the initial student, or else its trunk from the teacher's where that has its shapes."""
     torch.manual_seed(settings.seed)
-    student = HeadSimilarity(design=settings.design, embed_dim=teacher.embed_dim if teacher else None, **vit)
+    student = HeadSimilarity(**sizes)
     print(f"student: {settings.design}, {sum(p.numel() for p in student.parameters()) / 1e6:.1f} M parameters, "
-          f"{vit['image_size']} x {vit['image_size']} px")
-    if teacher:
+          f"{student.image_size} x {student.image_size} px")
+    if initial:
+        source = settings.resume or settings.init
+        load_strictly(student, fit_positions(initial["model"], initial["model_args"], sizes), source)
+        print(f"student: starts from {source}", flush=True)
+    elif teacher and teacher.sizes:
         trunk = {name: tensor for name, tensor in teacher.state_dict().items() if not name.startswith("feature.")}
-        own = student.state_dict()
-        if student.patch_size == teacher.patch_size:  # another picture size is another grid of positions
-            grids = [(network.image_size // network.patch_size,) * 2 for network in (teacher, student)]
-            trunk["pos_embed"] = resize_pos_embed(trunk["pos_embed"], *grids)
+        trunk, own = fit_positions(trunk, teacher.sizes, sizes), student.state_dict()
         if all(name in own and own[name].shape == tensor.shape for name, tensor in trunk.items()):
             student.load_state_dict({**own, **trunk})
             print(f"student trunk: {len(trunk)} of {len(trunk)} tensors from the teacher", flush=True)
         else:
             print("student trunk: from scratch, since the teacher's has other sizes", flush=True)
+    elif teacher:
+        print("student trunk: from scratch, since this teacher is no ViT", flush=True)
     return student
+
+
+def fit_positions(tensors, old, new):
+    """Tensors of a trunk of sizes `old` -> the same for sizes `new`: another picture size is another grid of positions."""
+    if old["image_size"] == new["image_size"] or old["patch_size"] != new["patch_size"]:
+        return tensors
+    grids = [(sizes["image_size"] // sizes["patch_size"],) * 2 for sizes in (old, new)]
+    return {**tensors, "pos_embed": resize_pos_embed(tensors["pos_embed"], *grids)}
 
 
 # ---------------------------------------------------------------- one step, one epoch
@@ -281,7 +343,7 @@ def save(run, name):
     settings = {key: value for key, value in vars(run.settings).items() if key not in ("resume", "out")}
     save_checkpoint(os.path.join(run.settings.out, name), {
         "kind": "student", "model": run.student.state_dict(), "settings": settings, "trained": run.trained,
-        "model_args": dict(design=run.settings.design, embed_dim=run.student.embed_dim, **vit_sizes(run.settings)),
+        "model_args": dict(design=run.student.design, embed_dim=run.student.embed_dim, **run.student.sizes),
         "teacher": run.teacher_path, "root": os.path.abspath(run.index.root),
         "optimiser": run.optimiser.state_dict(), "schedule": run.schedule.state_dict(), "scaler": run.scaler.state_dict(),
         "epoch": run.epoch, "step": run.step, "best": run.best,
@@ -289,9 +351,8 @@ def save(run, name):
 
 
 def resume(run):
-    """Put a run back to where its last.pt was written, and its log too."""
-    checkpoint = read_checkpoint(run.settings.resume, "student")
-    load_strictly(run.student, checkpoint["model"], run.settings.resume)
+    """Put a run, whose student is back already, to where its last.pt was written, and its log too."""
+    checkpoint, run.initial = run.initial, None
     for part in ("optimiser", "schedule", "scaler"):
         getattr(run, part).load_state_dict(checkpoint[part])
     run.epoch, run.step, run.best = checkpoint["epoch"], checkpoint["step"], checkpoint["best"]
@@ -304,9 +365,6 @@ def resume(run):
             lines = file.readlines()[:run.epoch]  # a line an epoch; what a killed run wrote later is done again
         with open(log, "w", encoding="utf-8") as file:
             file.writelines(lines)
-    run.trained = sorted({*run.trained, *checkpoint["trained"]})  # the folder may have changed since: nobody moves to the
-    known = np.isin(run.index.names, run.trained)                 # held-out people whom the student was trained on
-    run.test_rows = run.test_rows[~known[run.index.identity[run.test_rows]]]
     print(f"resumed: {run.settings.resume}, after epoch {run.epoch} of {run.settings.epochs}", flush=True)
 
 
@@ -315,10 +373,11 @@ def resume(run):
 def main(argv=None):
     settings = parse(argv)
     device, dtype = choose_device(settings.device, settings.amp)
+    start = read_start(settings)
     open_run(settings)
     precision = str(dtype or torch.float32).removeprefix("torch.")
     print(f"run folder: {settings.out}\ndevice: {device}, precision: {precision}", flush=True)
-    run = prepare(settings, device, dtype)
+    run = prepare(settings, device, dtype, *start)
     if settings.resume:
         resume(run)
         if run.epoch >= settings.epochs:
@@ -338,7 +397,8 @@ def main(argv=None):
         save(run, "last.pt")
     if run.unreadable:
         print(f"warning: {len(run.unreadable)} unreadable pictures were left out of training")
-    evaluate.report(os.path.join(settings.out, "best.pt"), run.index, run.test_rows, fars=settings.fars, **run.machine,
+    best = os.path.join(settings.out, "best.pt")
+    evaluate.report(best, read_checkpoint(best), run.teacher, run.index, run.test_rows, fars=settings.fars, **run.machine,
                     json_file=os.path.join(settings.out, "results.json"), sheet=os.path.join(settings.out, "gallery.png"))
 
 

@@ -11,6 +11,7 @@ from PIL import Image
 import evaluate
 from data import scan_heads
 from model import HeadSimilarity, save_checkpoint
+from teacher import AdaFaceViT
 
 
 def test_verification_of_the_first_hand_case():
@@ -154,3 +155,19 @@ def test_json_of_a_report_is_readable_by_any_json_reader(tmp_path):
     evaluate.write_json(path, {"threshold": {1.0: -math.inf}, "name": "Zoë -Infinity"})
     with open(path, encoding="utf-8") as file:
         assert json.load(file) == {"threshold": {"1.0": None}, "name": "Zoë -Infinity"}
+
+
+def test_the_mirror_convention_adds_the_embedding_of_the_mirror_image_and_is_told(toy, tmp_path):
+    index, student = scan_heads(toy), HeadSimilarity(image_size=32, dim=32, depth=1, heads=2).eval()
+    torch.manual_seed(0)
+    teacher = AdaFaceViT(image_size=32, dim=32, depth=1, heads=2).eval()
+    rows = np.flatnonzero(index.has_face)[:40]
+    table, *_ = evaluate.evaluate(student, teacher, index, rows, flip_sum=True)
+    assert [row["name"] for row in table] == ["teacher+mirror, aligned faces", "teacher+mirror, whole heads", "student, whole heads"]
+    summed, kept, _ = evaluate.embed_rows(lambda faces: teacher(faces) + teacher(faces.flip(3)), index, rows, size=32, faces=True)
+    plain, *_ = evaluate.embed_rows(teacher, index, rows, size=32, faces=True)
+    assert table[0]["ordering"] == evaluate.score_embeddings(summed, index.identity[kept], index.state[kept])["ordering"]
+    assert not torch.allclose(summed, 2 * plain, atol=1e-3)
+    with pytest.raises(ValueError, match="--flip-sum and --colour are for a teacher"):
+        save_checkpoint(str(tmp_path / "s.pt"), {"kind": "student", "model": {}, "model_args": {}, "trained": [], "teacher": None, "settings": None})
+        evaluate.main(["--ckpt", str(tmp_path / "s.pt"), "--data", toy, "--flip-sum"])

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import evaluate
+import released
 import train
 from conftest import paint, write_landmarks
-from data import HeadDataset
+from data import HeadDataset, make_toy
 from model import to_unit
 from test_data import FACE
 
@@ -161,7 +162,7 @@ def test_a_worse_evaluation_never_replaces_best(learned, toy, tmp_path, monkeypa
 def test_the_frozen_teacher_stays_as_it_is_and_only_the_student_trains(learned, toy, tmp_path):
     settings = train.parse(["--data", toy, "--teacher", os.path.join(learned, "teacher.pt"), "--out", str(tmp_path / "run"), "--steps", "3", *SMALL])
     train.open_run(settings)
-    run = train.prepare(settings, torch.device("cpu"), None)
+    run = train.prepare(settings, torch.device("cpu"), None, *train.read_start(settings))
     before, targets = open(run.teacher_path, "rb").read(), run.targets.clone()
     train.train_epoch(run)
     assert open(run.teacher_path, "rb").read() == before and torch.equal(run.targets, targets) and not run.targets.requires_grad
@@ -172,7 +173,7 @@ def test_the_frozen_teacher_stays_as_it_is_and_only_the_student_trains(learned, 
 
 def test_each_target_is_the_frozen_teacher_on_the_aligned_face_of_its_frame(learned, toy, tmp_path):
     settings = train.parse(["--data", toy, "--teacher", os.path.join(learned, "teacher.pt"), "--out", str(tmp_path / "run"), *SMALL])
-    run, teacher = train.prepare(settings, torch.device("cpu"), None), train.load_teacher(os.path.join(learned, "teacher.pt"))
+    run, teacher = train.prepare(settings, torch.device("cpu"), None, *train.read_start(settings)), train.load_teacher(os.path.join(learned, "teacher.pt"))
     with_target = run.has_target.nonzero()[:, 0]
     trained = np.isin(np.array(run.index.names), run.trained)[run.index.identity]
     assert np.array_equal(run.has_target.numpy(), trained & run.index.has_face)
@@ -186,19 +187,91 @@ def test_a_teacher_that_saw_held_out_people_is_told(learned, toy, tmp_path, caps
     everyone = sorted(name for name in os.listdir(toy) if name.startswith("person"))
     torch.save({**content, "trained": everyone}, tmp_path / "teacher.pt")
     settings = train.parse(["--data", toy, "--teacher", str(tmp_path / "teacher.pt"), "--out", str(tmp_path / "run"), *SMALL])
-    run = train.prepare(settings, torch.device("cpu"), None)
+    run = train.prepare(settings, torch.device("cpu"), None, *train.read_start(settings))
     assert f"trained on {48 - len(run.trained)} identities of the same name as held-out ones" in capsys.readouterr().out
 
 
 def test_the_student_trunk_starts_from_a_teacher_of_its_sizes_only(learned, toy, tmp_path, capsys):
     teacher = ["--data", toy, "--teacher", os.path.join(learned, "teacher.pt"), "--out", str(tmp_path / "run")]
     frozen = train.load_teacher(teacher[3])
-    same = train.make_student(train.parse([*teacher, *SMALL]), frozen)
+
+    def student(*options):
+        settings = train.parse([*teacher, *SMALL, *options])
+        return train.make_student(settings, train.student_sizes(settings, frozen, None), frozen, None)
+
+    same = student()
     assert torch.equal(same.blocks[1].mlp.fc2.weight, frozen.blocks[1].mlp.fc2.weight) and "27 of 27 tensors from the teacher" in capsys.readouterr().out
-    train.make_student(train.parse([*teacher, *SMALL, "--depth", "1"]), frozen)
+    student("--depth", "1")
     assert "from scratch" in capsys.readouterr().out
-    larger = train.make_student(train.parse([*teacher, *SMALL, "--size", "64"]), frozen)
+    larger = student("--size", "64")
     assert larger.pos_embed.shape == (1, 64, 48) and "27 of 27 tensors from the teacher" in capsys.readouterr().out
+
+
+def test_a_released_vit_teacher_sets_the_sizes_of_the_student_and_of_nothing_else(toy, tmp_path, capsys):
+    torch.save(released.vit(image_size=32, dim=32, **released.SMALL_VIT), tmp_path / "model.pt")
+    run = ["--data", toy, "--teacher", str(tmp_path / "model.pt"), "--out", str(tmp_path / "run"), "--epochs", "1", "--steps", "1", "--batch-size", "8", "--workers", "0"]
+    train.main(run)
+    out, checkpoint = capsys.readouterr().out, torch.load(tmp_path / "run" / "best.pt", weights_only=True)
+    assert "teacher: CVLface ViT-small, 0.2 M parameters, RGB 32x32" in out and "student trunk: 137 of 137 tensors from the teacher" in out
+    assert checkpoint["model_args"] == dict(design="dual-cls", embed_dim=512, image_size=32, patch_size=8, dim=32, depth=12, heads=8, mlp_ratio=5.0)
+    assert "teacher, aligned faces" in out and "teacher: CVLface" in out.split("mean s")[0]
+    settings = train.parse([*run, "--size", "64", "--heads", "4"])
+    assert train.read_start(settings)[2] == {**checkpoint["model_args"], "image_size": 64, "heads": 4}
+
+
+def test_an_ir_teacher_leaves_the_student_to_start_from_scratch_and_its_colours_are_kept(tmp_path, capsys):
+    toy = str(tmp_path / "few")
+    make_toy(toy, people=6, looks=2, frames=2)
+    torch.save({"state_dict": released.ir(8)}, tmp_path / "ir.ckpt")
+    train.main(["--data", toy, "--teacher", str(tmp_path / "ir.ckpt"), "--colour", "RGB", "--out", str(tmp_path / "run"), "--epochs", "1", "--steps", "1", *SMALL])
+    out = capsys.readouterr().out
+    assert "AdaFace IR-18, 24.0 M parameters, RGB 112x112 (--colour; BGR is usual for this family)" in out
+    assert "student trunk: from scratch, since this teacher is no ViT" in out
+    evaluate.main(["--ckpt", str(tmp_path / "run" / "best.pt"), "--workers", "0", "--device", "cpu"])
+    again = capsys.readouterr().out
+    assert "RGB 112x112 (--colour" in again and [line for line in again.splitlines() if line.startswith("teacher, ")] == [line for line in out.splitlines() if line.startswith("teacher, ")]
+
+
+def test_fine_tuning_starts_from_the_students_weights_and_keeps_its_sizes(learned, toy, tmp_path, capsys):
+    best = os.path.join(learned, "best.pt")
+    options = ["--data", toy, "--teacher", os.path.join(learned, "teacher.pt"), "--init", best, "--out", str(tmp_path / "run"), "--epochs", "1", "--batch-size", "48", "--workers", "0", "--device", "cpu"]
+    settings = train.parse(options)
+    run = train.prepare(settings, torch.device("cpu"), None, *train.read_start(settings))
+    assert all(torch.equal(tensor, weights(best)[name]) for name, tensor in run.student.state_dict().items())
+    assert len(run.test_rows) > 0 and run.trained == sorted(torch.load(best, weights_only=True)["trained"])
+    for wrong, message in ((["--dim", "64"], "its dim is 48, not 64"), (["--design", "shared"], "its design is dual-cls, not shared")):
+        with pytest.raises(ValueError, match=message):
+            train.main([*options, *wrong])
+    larger = train.parse([*options, "--size", "64"])
+    assert train.make_student(larger, train.read_start(larger)[2], None, run.initial).pos_embed.shape == (1, 64, 48)
+    train.main([*options[:-6], "--epochs", "1", "--steps", "1", "--batch-size", "8", "--workers", "0"])
+    train.main(["--resume", str(tmp_path / "run" / "last.pt"), "--epochs", "2"])
+    assert "resumed" in capsys.readouterr().out and len(log(tmp_path / "run")) == 2
+
+
+def test_the_authors_checkpoint_is_fine_tuned_and_evaluated_as_it_is(toy, tiny, tmp_path, capsys):
+    path = str(tmp_path / "ours_vit2cls.ckpt")
+    torch.save({"state_dict": released.authors(image_size=32, dim=32, **released.SMALL_VIT)}, path)
+    train.main(["--data", toy, "--init", path, "--out", str(tmp_path / "run"), "--teacher-epochs", "1", "--epochs", "1", "--steps", "1", "--batch-size", "8", "--workers", "0", "--device", "cpu"])
+    out = capsys.readouterr().out
+    assert "student: starts from " + path in out and "the authors' network, 282 tensors" not in out and "teacher, aligned faces" in out
+    evaluate.main(["--ckpt", path, "--data", tiny, "--embedding", "head", "--workers", "0", "--device", "cpu"])
+    assert "design dual-cls, embedding z_head, 3 identities" in capsys.readouterr().out
+    for wrong, message in ((["--resume", path], "goes with --init"), (["--init", path, "--teacher", path], "a student, not a teacher")):
+        with pytest.raises(ValueError, match=message):
+            train.main(["--data", toy, *wrong])
+    with pytest.raises(ValueError, match="comes without data of its own: add --data PATH"):
+        evaluate.main(["--ckpt", path])
+
+
+def test_people_whom_the_initial_student_knows_are_not_held_out(learned, toy, tmp_path, capsys):
+    content = torch.load(os.path.join(learned, "best.pt"), weights_only=True)
+    known = next(name for name in sorted(os.listdir(toy)) if name.startswith("person") and name not in content["trained"])
+    torch.save({**content, "trained": [known]}, tmp_path / "initial.pt")
+    settings = train.parse(["--data", toy, "--align-weight", "0", "--init", str(tmp_path / "initial.pt"), "--out", str(tmp_path / "run"), *SMALL])
+    run = train.prepare(settings, torch.device("cpu"), None, *train.read_start(settings))
+    assert known in run.trained and run.index.names.index(known) not in run.index.identity[run.test_rows]
+    assert "notice: 12 pictures are not held out" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("design", ["dual-head", "shared"])
@@ -243,9 +316,10 @@ def test_an_exploding_loss_stops_the_run_and_leaves_the_checkpoints_intact(learn
 @pytest.mark.parametrize("options, message", [
     (["--epochs", "0"], "--epochs must be a number of at least 1; got 0"), (["--batch-size", "0"], "--batch-size must"), (["--lr", "nan"], "--lr must"),
     (["--fars", "2"], "false accept rate must lie in"), (["--epochs", "many"], "invalid int value: 'many'"), (["--design", "triple"], "invalid choice"),
-    (["--resume", "nowhere.pt"], "no such checkpoint file"), (["--resume", ""], "no such checkpoint file"), (["--temperature", "0"], "--temperature must"), (["--margins", "nan", "0"], "--margins must"),
+    (["--resume", "nowhere.pt"], "no such file"), (["--resume", ""], "no such file"), (["--temperature", "0"], "--temperature must"), (["--margins", "nan", "0"], "--margins must"),
     (["--align-weight", "0", "--hier-weight", "0"], "nothing to learn"), (["--size", "50"], "multiple of patch_size"), (["--dim", "50"], "multiple of heads"),
-    (["--states", "1", "--frames", "1"], "no anchor has a genuine pair"), (["--seed", "-1"], "--seed must"), (["--batch-size", "6"], "--batch-size must be at least --states x --frames x 2")])
+    (["--states", "1", "--frames", "1"], "no anchor has a genuine pair"), (["--seed", "-1"], "--seed must"), (["--teacher", ""], "no such file"), (["--init", ""], "no such file"), (["--teacher", "."], "a folder; expected"),
+    (["--colour", "BGR"], "--colour says how"), (["--colour", "bgr"], "invalid choice"), (["--teacher", __file__], "not a file of weights"), (["--batch-size", "6"], "--batch-size must be at least --states x --frames x 2")])
 def test_an_impossible_value_is_refused_before_anything_is_made(options, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=message):
