@@ -711,7 +711,8 @@ def command_line(main):
     try:
         sys.exit(main())
     except (ValueError, OSError) as error:
-        print(f"{os.path.basename(sys.argv[0])}: {error}", file=sys.stderr)
+        line = "".join(letter if letter.isprintable() else " " for letter in str(error))  # one line, whatever a file's names hold
+        print(f"{os.path.basename(sys.argv[0])}: {line[:1000]}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

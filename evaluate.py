@@ -237,22 +237,17 @@ def held_out_rows(index, checkpoint, own_data):
     return np.arange(len(index.paths))
 
 
-def find_teacher(path, checkpoint, teacher=None, colour=None):
-    """The teacher named here, or that of the checkpoint's run: beside the checkpoint, or where --teacher named it; frozen,
-    on the CPU. None where there is none or it is gone (said on screen)."""
-    if teacher is None and checkpoint["teacher"] is None:
+def teacher_of(path, checkpoint):
+    """File of the teacher of a checkpoint's run: beside the checkpoint, or where --teacher named it. None where there is none
+    or it is gone (said on screen)."""
+    if checkpoint["teacher"] is None:
         return None
-    beside, settings = os.path.join(os.path.dirname(path), "teacher.pt"), checkpoint["settings"]
-    if teacher is None:
-        colour = colour or settings.get("colour")
-        files = (beside, checkpoint["teacher"]) if settings["teacher"] is None else (checkpoint["teacher"], beside)
-        teacher = next((file for file in files if os.path.isfile(file)), None)
-    if teacher is None:
-        print(f"notice: the teacher {checkpoint['teacher']} is gone; its rows are left out")
-        return None
-    found = load_teacher(teacher, colour)
-    print(f"teacher: {found.description} ({teacher})", flush=True)
-    return found
+    beside, named = os.path.join(os.path.dirname(path), "teacher.pt"), checkpoint["teacher"]
+    for file in (beside, named) if checkpoint["settings"]["teacher"] is None else (named, beside):
+        if os.path.isfile(file):
+            return file
+    print(f"notice: the teacher {named} is gone")
+    return None
 
 
 def report(path, checkpoint, teacher, index, rows, *, which="id", fars=FARS, json_file=None, sheet=None, device="cpu", **how):
@@ -275,8 +270,8 @@ def report(path, checkpoint, teacher, index, rows, *, which="id", fars=FARS, jso
         gallery_sheet(z, index, kept, sheet)
         print(f"picture sheet: {sheet}")
     if json_file:
-        write_json(json_file, {"checkpoint": path, "embedding": which, "fars": list(fars), "data": index.root, "table": table,
-                               "unreadable": unreadable})
+        write_json(json_file, {"checkpoint": path, "embedding": which, "teacher": teacher and teacher.description, "fars": list(fars),
+                               "data": index.root, "table": table, "unreadable": unreadable})
         print(f"numbers: {json_file}")
     return table
 
@@ -308,8 +303,13 @@ def main(argv=None):
     own_data = settings.data is None
     if own_data and checkpoint["settings"] is None:
         raise ValueError(f"{settings.ckpt} comes without data of its own: add --data PATH (python data.py --toy PATH draws some)")
-    teacher = find_teacher(settings.ckpt, checkpoint, settings.teacher, settings.colour)
-    if teacher is None and (settings.flip_sum or settings.colour):
+    teacher, colour = settings.teacher, settings.colour
+    if teacher is None:
+        teacher, colour = teacher_of(settings.ckpt, checkpoint), colour or (checkpoint["settings"] or {}).get("colour")
+    if teacher is not None:
+        file, teacher = teacher, load_teacher(teacher, colour)
+        print(f"teacher: {teacher.description} ({file})", flush=True)
+    elif settings.flip_sum or colour:
         raise ValueError("--flip-sum and --colour are for a teacher, and none is known here: add --teacher FILE")
     if own_data:
         for name in ("data", "faces", "segment_frames", "segment_gap"):

@@ -16,6 +16,8 @@ import json
 import math
 import os
 import pickle
+import re
+import warnings
 import zipfile
 from collections import OrderedDict
 from typing import NamedTuple
@@ -251,35 +253,51 @@ def read_weights(path):
     Reads what torch.save wrote and .safetensors, told apart by content. Raises ValueError with what is wrong."""
     if not os.path.isfile(path):
         raise ValueError(f"{path}: {'a folder' if os.path.isdir(path) else 'no such file'}; expected a file of weights")
-    with open(path, "rb") as file:
-        start = file.read(16)
-    if not start:
+    if not os.path.getsize(path):
         raise ValueError(f"{path}: empty; download or copy it again")
+    start = b""
     try:
+        with open(path, "rb") as file:
+            start = file.read(16)
         return read_safetensors(path) if start[8:9] == b"{" else read_pickle(path)
     except Exception as error:  # a damaged file can raise anything
-        raise ValueError(f"{path}: not a file of weights, or a damaged one ({type(error).__name__}; it starts with {start}); "
-                         "copy it again, or name another file") from error
+        raise ValueError(f"{path}: no file of weights, or a damaged one ({type(error).__name__}; it starts with {start}). Likely: half "
+                         "a download, a web page or a git-lfs pointer in its place, or a file of another kind") from error
 
 
 def read_safetensors(path):
-    """An 8-byte length, a JSON header {name: dtype, shape, data_offsets}, and the numbers, little-endian."""
-    dtypes = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64}
+    """An 8-byte length, a JSON header {name: dtype, shape, data_offsets}, and the numbers, little-endian, without a gap."""
+    dtypes = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+              "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool}
     with open(path, "rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        numbers, tensors = np.fromfile(file, np.uint8), {}
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")), object_pairs_hook=unique)
+        numbers = np.fromfile(file, np.uint8)
     header.pop("__metadata__", None)
-    for name, entry in header.items():
-        first, last = entry["data_offsets"]
-        flat = torch.frombuffer(numbers[first:last], dtype=dtypes[entry["dtype"]])
-        tensors[name] = flat.view(entry["shape"])
+    tensors, place = {}, 0
+    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        dtype, shape, (first, last) = dtypes[entry["dtype"]], entry["shape"], entry["data_offsets"]
+        whole = all(type(n) is int and n >= 0 for n in (first, last, *shape))
+        if not whole or first != place or last - first != math.prod(shape) * dtype.itemsize:
+            raise ValueError(f"{name} does not lie where it should")
+        tensors[name] = torch.frombuffer(numbers[first:last], dtype=dtype).view(shape) if last > first else torch.empty(shape, dtype=dtype)
+        place = last
+    if place != len(numbers):
+        raise ValueError("the file ends elsewhere than its last tensor")
     return tensors
+
+
+def unique(pairs):
+    """Pairs of a JSON object -> dict; ValueError where a name stands twice."""
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a name stands twice")
+    return dict(pairs)
 
 
 def read_pickle(path):
     """torch's own safe reader, which refuses a file with any foreign class; then ours, which takes such classes out."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # about the kind of file; what matters is an error
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         if not zipfile.is_zipfile(path):
             raise
@@ -299,28 +317,44 @@ class Nothing:
 class TensorsOnly(pickle.Unpickler):
     """Unpickler for the zip files of torch.save: rebuilds tensors and plain containers, and puts Nothing in place of
     all else, such as the callbacks in a Lightning file whose packages are not installed."""
-    known = {"collections.OrderedDict": OrderedDict, "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
-             "torch._utils._rebuild_tensor_v2": lambda flat, start, size, stride, *_: flat.as_strided(size, stride, start),
-             "torch.FloatStorage": torch.float32, "torch.DoubleStorage": torch.float64, "torch.HalfStorage": torch.float16,
-             "torch.BFloat16Storage": torch.bfloat16, "torch.LongStorage": torch.int64, "torch.IntStorage": torch.int32,
-             "torch.ShortStorage": torch.int16, "torch.ByteStorage": torch.uint8, "torch.BoolStorage": torch.bool}
+    storages = {"FloatStorage": torch.float32, "DoubleStorage": torch.float64, "HalfStorage": torch.float16, "BFloat16Storage": torch.bfloat16,
+                "LongStorage": torch.int64, "IntStorage": torch.int32, "BoolStorage": torch.bool}
 
     def __init__(self, archive):
-        self.archive, self.storages = archive, {}
+        self.archive, self.read = archive, {}
         [pickled] = [name for name in archive.namelist() if name.endswith("/data.pkl")]
         self.folder = pickled.removesuffix("data.pkl")
         super().__init__(io.BytesIO(archive.read(pickled)))
 
     def find_class(self, module, name):
-        return self.known.get(f"{module}.{name}", Nothing)
+        if module == "torch" and name in self.storages:
+            return self.storages[name]
+        return {"collections.OrderedDict": OrderedDict, "torch._utils._rebuild_tensor_v2": self.tensor,
+                "torch._utils._rebuild_parameter": self.parameter, "__builtin__.getattr": self.inner_class,
+                "builtins.getattr": self.inner_class}.get(f"{module}.{name}", Nothing)
 
     def persistent_load(self, storage):
-        """("storage", type, key, device, numbers) -> its numbers as a flat tensor."""
+        """("storage", dtype, key, device, count) -> its numbers as a flat tensor."""
         _, dtype, key, *_ = storage
-        if key not in self.storages:
+        if key not in self.read and isinstance(dtype, torch.dtype):
             numbers = bytearray(self.archive.read(f"{self.folder}data/{key}"))
-            self.storages[key] = torch.frombuffer(numbers, dtype=dtype) if numbers else torch.empty(0, dtype=dtype)
-        return self.storages[key]
+            self.read[key] = torch.frombuffer(numbers, dtype=dtype) if numbers else torch.empty(0, dtype=dtype)
+        return self.read.get(key)
+
+    def tensor(self, flat, start, size, stride, _requires_grad, _hooks, metadata=None):
+        if flat is None or metadata:  # a kind of number that no weight has, or one that is lazily negated
+            return Nothing()
+        return flat.as_strided(size, stride, start)
+
+    def parameter(self, tensor, *_):
+        return tensor
+
+    def inner_class(self, *_):
+        return Nothing
+
+
+def are_named_tensors(content):
+    return isinstance(content, dict) and all(isinstance(name, str) and torch.is_tensor(tensor) for name, tensor in content.items())
 
 
 def released_tensors(content, path):
@@ -328,7 +362,7 @@ def released_tensors(content, path):
 
     Dropped by name: head.*, the training head's class centres, and mask_token, which only training uses."""
     tensors = content.get("state_dict", content) if isinstance(content, dict) else {}
-    if not tensors or not isinstance(tensors, dict) or not all(map(torch.is_tensor, tensors.values())):
+    if not tensors or not are_named_tensors(tensors):
         found = f"its entries are {', '.join(map(str, list(content)[:3]))}" if isinstance(content, dict) else type(content).__name__
         raise ValueError(f"{path}: expected named tensors, bare or under state_dict; found {found}")
     prefix, dropped, kept = "", [], dict(tensors)
@@ -339,18 +373,19 @@ def released_tensors(content, path):
                              "parts of two networks?")
         dropped += [name for name in kept if not name.startswith(part)]
         kept, prefix = {name.removeprefix(part): kept[name] for name in kept if name.startswith(part)}, prefix + part
-    dropped += [name for name in kept if name.startswith("head.") or name == "mask_token"]
+    outer = prefix in ("", "module.")  # within the network itself, head.* would be a part of it
+    dropped += [name for name in kept if (outer and name.startswith("head.")) or name == "mask_token"]
     kept = {name: tensor for name, tensor in kept.items() if name not in dropped}
-    if len(kept) < 5 and all(tensor.dim() < 2 or name.endswith(("kernel", "weight")) for name, tensor in kept.items()):
+    if len(kept) < 5 and all(tensor.dim() < 2 or re.search(r"(kernel|weight)\w*$", name) for name, tensor in kept.items()):
         raise ValueError(f"{path}: holds a training head (class centres), not the network; give the backbone's file")
     return kept, prefix, dropped
 
 
 def released_vit(tensors, path):
     """Tensors of a released AdaFace-ViT -> its sizes, keyword arguments of VisionTransformer."""
-    missing = [name for name in ("pos_embed", "patch_embed.proj.weight", "blocks.0.mlp.fc1.weight") if name not in tensors]
-    if missing:
-        raise ValueError(f"{path}: no AdaFace-ViT: {missing[0]} is not there; another network, or a cut file")
+    for name, axes in {"pos_embed": 3, "patch_embed.proj.weight": 4, "blocks.0.mlp.fc1.weight": 2}.items():
+        if name not in tensors or tensors[name].dim() != axes or not tensors[name].numel():
+            raise ValueError(f"{path}: no AdaFace-ViT: {name} is not there, or has another shape; another network, or a cut file")
     depth = len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
     dim, _, patch, _ = tensors["patch_embed.proj.weight"].shape
     ratio = len(tensors["blocks.0.mlp.fc1.weight"]) / dim
@@ -366,16 +401,26 @@ def load_strictly(network, tensors, path):
     cause. A network made on the meta device takes the tensors themselves, without a second copy in memory."""
     own = network.state_dict()
     missing, unknown = [name for name in own if name not in tensors], [name for name in tensors if name not in own]
-    shape = [f"{name} {tuple(tensors[name].shape)}, not {tuple(own[name].shape)}" for name in own
-             if name in tensors and own[name].shape != tensors[name].shape]
-    if missing or unknown or shape:
-        found = {"missing": missing, "unknown": unknown, "of another shape": shape}
+    both = [(name, tensors[name], own[name]) for name in own if name in tensors]
+    shape = [f"{name} {tuple(tensor.shape)}, not {tuple(wanted.shape)}" for name, tensor, wanted in both if tensor.shape != wanted.shape]
+    numbers = [name for name, tensor, wanted in both if not has_numbers(tensor, wanted)]
+    if missing or unknown or shape or numbers:
+        found = {"missing": missing, "unknown": unknown, "of another shape": shape, "without finite numbers of the right kind": numbers}
         found = "; ".join(f"{len(names)} {what} ({', '.join(names[:3])})" for what, names in found.items() if names)
         cause = ("another architecture or input size" if shape else "another network, or a variant of this one" if unknown else
-                 "only a part of the network, or a cut file")
+                 "only a part of the network, or a cut file" if missing else "a damaged file, or a training that failed")
         raise ValueError(f"{path}: its tensors do not fit the network that it describes: {found}. Likely: {cause}")
     tensors = {name: tensor.to(own[name].dtype) for name, tensor in tensors.items()}
     network.load_state_dict(tensors, assign=any(tensor.is_meta for tensor in own.values()))
+
+
+def has_numbers(tensor, wanted):
+    """Does a tensor of a file hold plain, finite numbers, and counters where the network wants counters?"""
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_complex():
+        return False
+    if tensor.is_floating_point() != wanted.is_floating_point() or not tensor.numel():
+        return False
+    return all(bool(end.isfinite()) for end in torch.aminmax(tensor))  # NaN shows in both ends
 
 
 # ---------------------------------------------------------------- checkpoints
@@ -392,8 +437,10 @@ def own_checkpoint(content, kind, path):
     ValueError where it is ours, but not whole or of the other kind."""
     if not isinstance(content, dict) or "kind" not in content:
         return None
-    if content["kind"] != kind or not {"model", "model_args", "trained"} <= content.keys():
-        raise ValueError(f"{path}: expected a whole {kind} checkpoint of this project, found {content['kind']}")
+    whole = are_named_tensors(content.get("model")) and isinstance(content.get("model_args"), dict) and isinstance(content.get("trained"), list)
+    if content["kind"] != kind or not whole:
+        raise ValueError(f"{path}: expected a whole {kind} checkpoint of this project, found {content['kind']!r} with "
+                         f"{', '.join(map(str, content))}")
     return content
 
 
@@ -404,17 +451,20 @@ def read_checkpoint(path):
     head.* are dropped, which is said on screen: AdaFace's own embedding and class centres, of no use in a student."""
     content = read_weights(path)
     if own := own_checkpoint(content, "student", path):
-        return own
+        return {"teacher": None, "settings": None, **own}
     tensors, _, dropped = released_tensors(content, path)
     if "cls_token" not in tensors or not any(name.startswith("head_feature.") for name in tensors):
         raise ValueError(f"{path}: not a student: neither a checkpoint of this project nor the authors' ours_vit2cls.ckpt "
                          f"(first tensors: {', '.join(list(tensors)[:3])})")
     student = {name: tensor for name, tensor in tensors.items() if not name.startswith("feature.")}
     dropped += [name for name in tensors if name not in student]
+    last = student.get("feature_cls.2.weight")
+    embed_dim = len(last) if last is not None and last.dim() == 2 else None
     kinds = ", ".join(sorted({name.split(".")[0] + ".*" for name in dropped}))
-    print(f"{path}: the authors' network, {len(student)} tensors; {len(dropped)} dropped ({kinds})", flush=True)
+    print(f"{path}: the authors' network, all {len(student)} tensors; {len(dropped)} that a student does not use are left out ({kinds})",
+          flush=True)
     return {"kind": "student", "model": student, "trained": [], "teacher": None, "settings": None,
-            "model_args": {"design": "dual-cls", "embed_dim": len(student["feature_cls.2.weight"]), **released_vit(student, path)}}
+            "model_args": {"design": "dual-cls", "embed_dim": embed_dim, **released_vit(student, path)}}
 
 
 def build(network, checkpoint, path):
@@ -422,8 +472,8 @@ def build(network, checkpoint, path):
     try:
         with torch.device("meta"):  # no numbers yet: the file's own become the network's
             empty = network(**checkpoint["model_args"])
-    except TypeError as error:
-        raise ValueError(f"{path}: made by another version of this project ({error})") from error
+    except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+        raise ValueError(f"{path}: damaged, or made by another version of this project ({error})") from error
     load_strictly(empty, checkpoint["model"], path)
     return empty.eval()
 

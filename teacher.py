@@ -112,10 +112,10 @@ def load_teacher(path, colour=None):
     else:
         tensors, prefix, _ = released_tensors(content, path)
         family, order, checkpoint, network = recognise(tensors, prefix, path)
+    teacher = build(network, checkpoint, path).requires_grad_(False)
     if not order and not colour:
         raise ValueError(f"{path}: {family} without the prefix that tells AdaFace's files (BGR) from CVLface's (RGB); "
                          "say which it was trained with: --colour BGR or --colour RGB")
-    teacher = build(network, checkpoint, path).requires_grad_(False)
     if (colour or order) == "BGR":  # the first convolution, turned round, takes RGB like all others
         first = next(module for module in teacher.modules() if isinstance(module, nn.Conv2d))
         first.weight.data = first.weight.data.flip(1)
@@ -138,6 +138,8 @@ def recognise(tensors, prefix, path):
     if "patch_embed.proj.weight" in tensors or "pos_embed" in tensors:
         sizes = released_vit(tensors, path)
         name = f"CVLface ViT-{'small' if sizes['depth'] == 12 else 'base'}"
+        if sizes["dim"] != 512:
+            name = f"a ViT of dim {sizes['dim']}, taken to have {sizes['heads']} heads"
         return name, "RGB", {"model": tensors, "model_args": {**sizes, "embed_dim": 512}}, AdaFaceViT
     insightface = any(name.startswith("layer1.") for name in tensors)
     count = len({tuple(name.split(".")[:2]) for name in tensors if name.startswith(("layer", "body."))})
@@ -146,20 +148,24 @@ def recognise(tensors, prefix, path):
                          f"own teacher.pt); first tensors: {', '.join(list(tensors)[:3])}")
     args, depth = {"units": UNITS[count], "insightface": insightface}, 2 * count + 2
     if insightface:
-        return f"insightface iresnet-{depth}", "RGB", {"model": rename_insightface(tensors, UNITS[count]), "model_args": args}, IR
+        return f"insightface iresnet-{depth}", "RGB", {"model": rename_insightface(tensors, UNITS[count], path), "model_args": args}, IR
     family, order = ("CVLface", "RGB") if "net." in prefix else ("AdaFace", "BGR") if "model." in prefix else ("a bare", None)
     return f"{family} IR-{101 if depth == 100 else depth}", order, {"model": tensors, "model_args": args}, IR
 
 
-def rename_insightface(tensors, units):
-    """Tensors of an insightface iresnet under the names that IR gives them."""
+def rename_insightface(tensors, units, path):
+    """Tensors of an insightface iresnet under the names that IR gives them; ValueError for a name that it does not know."""
     renamed = {}
     for name, tensor in tensors.items():
         part, _, rest = name.partition(".")
         if match := re.fullmatch(r"layer([1-4])\.(\d+)\.(\w+)\.(.+)", name):
             stage, i, part, rest = match.groups()
-            part = f"body.{sum(units[:int(stage) - 1]) + int(i)}.{INSIGHTFACE_UNIT.get(part, part)}"
-        renamed[f"{INSIGHTFACE.get(part, part)}.{rest}"] = tensor
+            new = INSIGHTFACE_UNIT.get(part) and f"body.{sum(units[:int(stage) - 1]) + int(i)}.{INSIGHTFACE_UNIT[part]}"
+        else:
+            new = INSIGHTFACE.get(part)
+        if new is None:
+            raise ValueError(f"{path}: {name} is no tensor of an insightface iresnet; a variant, or another network")
+        renamed[f"{new}.{rest}"] = tensor
     return renamed
 
 
@@ -241,7 +247,7 @@ class Progress:
         self.shown, spent = now, now - self.started
         left = spent / max(1, step - self.first) * (self.steps - step)
         line = f"{self.what} {step}/{self.steps}  " + "  ".join(f"{name} {value:.3f}" for name, value in terms.items())
-        line += f"  {self.pictures / spent:.0f} pictures/s  {int(left // 60)}:{int(left % 60):02d} left"
+        line += f"  {self.pictures / spent:.{0 if self.pictures > 10 * spent else 1}f} pictures/s  {int(left // 60)}:{int(left % 60):02d} left"
         print(("\r\033[K" if self.terminal else "") + line, end="" if self.terminal and not force else "\n", flush=True)
 
 
@@ -298,7 +304,8 @@ def network_options(parser):
     """Sizes, device and seed; shared with train.py."""
     group = parser.add_argument_group("network")
     for name, (toy, own, what) in SIZES.items():
-        group.add_argument("--" + name, type=int, help=f"{what}; none: {toy} in the toy world, {own} with --data")
+        group.add_argument("--" + name, type=int, help=f"{what}; none: that of a ViT in --teacher or --init, else {toy} in the "
+                           f"toy world, {own} with --data")
     machine_options(parser)
     parser.add_argument("--seed", type=int, default=0, help="seed of weights, batches and augmentation")
 
@@ -307,7 +314,7 @@ def teacher_options(parser, none):
     """Which teacher; shared by train.py and evaluate.py. none: what stands in for --teacher."""
     parser.add_argument("--teacher", metavar="FILE",
                         help=f"AdaFace, CVLface or insightface weights, or a teacher.pt of this project; none: {none}")
-    parser.add_argument("--colour", choices=["RGB", "BGR"],
+    parser.add_argument("--colour", type=str.upper, choices=["RGB", "BGR"],
                         help="order of the channels that the teacher was trained with; none: the usual one of its family")
 
 

@@ -31,7 +31,7 @@ from teacher import (SIZES, Progress, autocast, check_finite, check_numbers, cho
 
 # ---------------------------------------------------------------- settings
 
-MAY_CHANGE = ("epochs", "eval_every", "workers", "device", "amp")  # on --resume; the rest is the run's own
+MAY_CHANGE = ("epochs", "eval_every", "workers", "device", "amp", "teacher")  # on --resume; the rest is the run's own
 
 
 def parse(argv=None):
@@ -57,7 +57,7 @@ def parse(argv=None):
     group.add_argument("--batch-size", type=int, default=128, help="pictures a step: identities x states x frames")
     group.add_argument("--states", type=int, default=2, help="appearance states of an identity in a batch")
     group.add_argument("--frames", type=int, default=2, help="frames of a state in a batch")
-    group.add_argument("--lr", type=float, help="highest learning rate, after the warm-up; none: 0.3 / dim")
+    group.add_argument("--lr", type=float, help="highest learning rate, after the warm-up; none: 0.3 / dim, or 0.03 / dim with --init")
     group.add_argument("--weight-decay", type=float, default=0.05, help="AdamW's, on matrices only")
     group = parser.add_argument_group("run")
     group.add_argument("--out", metavar="DIR", help="run folder; none: a new one, runs/<data>-<design>")
@@ -67,9 +67,10 @@ def parse(argv=None):
     group.add_argument("--fars", type=float, nargs="+", default=list(evaluate.FARS), help="false accept rates; the first chooses best.pt")
     settings = with_absolute_paths(parser.parse_args(argv))
     if settings.resume is not None:
-        stored = read_checkpoint(settings.resume)["settings"]
-        if stored is None:
-            raise ValueError(f"--resume goes on with a last.pt of this project; {settings.resume} goes with --init")
+        checkpoint = read_checkpoint(settings.resume)
+        stored = checkpoint["settings"]
+        if not stored or not {"optimiser", "schedule", "scaler", "epoch", "step", "best", "random"} <= checkpoint.keys():
+            raise ValueError(f"--resume goes on with a whole last.pt of this project; {settings.resume} may go with --init")
         parser.set_defaults(**stored)
         settings = with_absolute_paths(parser.parse_args(argv))
         changed = [name for name in stored if stored[name] != getattr(settings, name) and name not in MAY_CHANGE]
@@ -103,7 +104,7 @@ def check(settings):
                          f"so that a batch holds two identities; got {settings.batch_size}")
     if settings.states * settings.frames < 2:
         raise ValueError("--states x --frames must be at least 2: no anchor has a genuine pair otherwise")
-    if settings.colour and settings.teacher is None:
+    if settings.colour and settings.teacher is None and settings.init is None:
         raise ValueError("--colour says how the weights of --teacher were trained; there is none")
     if settings.align_weight == settings.hier_weight == 0:
         raise ValueError("--align-weight and --hier-weight are both 0: there is nothing to learn")
@@ -131,7 +132,15 @@ def read_start(settings):
     that a wrong file or size is heard of before any data is read."""
     path = settings.init if settings.resume is None else settings.resume
     initial = None if path is None else read_checkpoint(path)
+    if settings.init is not None and settings.teacher is None and settings.align_weight:
+        settings.teacher = evaluate.teacher_of(settings.init, initial)  # what the student is aligned with; no other would do
+        if settings.teacher is None:
+            print("notice: no alignment, since the teacher of the student in --init is not known; add --teacher FILE", flush=True)
+            settings.align_weight = 0.0
+            check(settings)
     teacher = None if settings.teacher is None else load_teacher(settings.teacher, settings.colour)
+    if teacher and settings.resume is not None and teacher.description != initial["teacher_description"]:
+        raise ValueError(f"--resume needs the run's teacher, {initial['teacher_description']}; {settings.teacher} is {teacher.description}")
     return initial, teacher, student_sizes(settings, teacher, initial)
 
 
@@ -153,10 +162,12 @@ def prepare(settings, device, dtype, initial, teacher, sizes):
                               seed=settings.seed, steps=settings.steps)
     for line in sampler.notices:
         print(f"notice: {line}")
-    print(f"batches: {len(sampler)} an epoch, of {sampler.P} identities x {sampler.S} states x {sampler.K} frames", flush=True)
+    lr = settings.lr or (0.3 if settings.init is None else 0.03) / student.dim
+    print(f"batches: {len(sampler)} an epoch, of {sampler.P} identities x {sampler.S} states x {sampler.K} frames; highest learning "
+          f"rate {lr:.3g}", flush=True)
     dataset = HeadDataset(index, head_size=student.image_size, face_size=0)
 
-    optimiser, schedule = make_optimiser(student, lr=settings.lr or 0.3 / student.dim, weight_decay=settings.weight_decay,
+    optimiser, schedule = make_optimiser(student, lr=lr, weight_decay=settings.weight_decay,
                                          steps=settings.epochs * len(sampler), warmup=200)
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
     run = SimpleNamespace(
@@ -245,16 +256,16 @@ def make_student(settings, sizes, teacher, initial):
     """A new student; it starts from the initial student, or else its trunk from the teacher's where that has its shapes."""
     torch.manual_seed(settings.seed)
     student = HeadSimilarity(**sizes)
-    print(f"student: {settings.design}, {sum(p.numel() for p in student.parameters()) / 1e6:.1f} M parameters, "
-          f"{student.image_size} x {student.image_size} px")
+    shown = ", ".join(f"{name.replace('_', ' ')} {size:g}" for name, size in student.sizes.items())
+    print(f"student: {settings.design}, {sum(p.numel() for p in student.parameters()) / 1e6:.1f} M parameters ({shown})")
     if initial:
-        source = settings.resume or settings.init
-        load_strictly(student, fit_positions(initial["model"], initial["model_args"], sizes), source)
-        print(f"student: starts from {source}", flush=True)
+        load_strictly(student, fit_positions(initial["model"], initial["model_args"], sizes), settings.resume or settings.init)
+        print(f"student: starts from {settings.resume or settings.init}", flush=True)
     elif teacher and teacher.sizes:
         trunk = {name: tensor for name, tensor in teacher.state_dict().items() if not name.startswith("feature.")}
         trunk, own = fit_positions(trunk, teacher.sizes, sizes), student.state_dict()
-        if all(name in own and own[name].shape == tensor.shape for name, tensor in trunk.items()):
+        fits = all(name in own and own[name].shape == tensor.shape for name, tensor in trunk.items())
+        if fits and teacher.sizes["heads"] == sizes["heads"]:  # no shape tells the heads
             student.load_state_dict({**own, **trunk})
             print(f"student trunk: {len(trunk)} of {len(trunk)} tensors from the teacher", flush=True)
         else:
@@ -269,6 +280,7 @@ def fit_positions(tensors, old, new):
     if old["image_size"] == new["image_size"] or old["patch_size"] != new["patch_size"]:
         return tensors
     grids = [(sizes["image_size"] // sizes["patch_size"],) * 2 for sizes in (old, new)]
+    print("student: position embedding resized from {0}x{0} to {1}x{1} patches".format(grids[0][0], grids[1][0]))
     return {**tensors, "pos_embed": resize_pos_embed(tensors["pos_embed"], *grids)}
 
 
@@ -344,7 +356,7 @@ def save(run, name):
     save_checkpoint(os.path.join(run.settings.out, name), {
         "kind": "student", "model": run.student.state_dict(), "settings": settings, "trained": run.trained,
         "model_args": dict(design=run.student.design, embed_dim=run.student.embed_dim, **run.student.sizes),
-        "teacher": run.teacher_path, "root": os.path.abspath(run.index.root),
+        "teacher": run.teacher_path, "teacher_description": run.teacher and run.teacher.description, "root": os.path.abspath(run.index.root),
         "optimiser": run.optimiser.state_dict(), "schedule": run.schedule.state_dict(), "scaler": run.scaler.state_dict(),
         "epoch": run.epoch, "step": run.step, "best": run.best,
         "random": {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}})
@@ -365,7 +377,7 @@ def resume(run):
             lines = file.readlines()[:run.epoch]  # a line an epoch; what a killed run wrote later is done again
         with open(log, "w", encoding="utf-8") as file:
             file.writelines(lines)
-    print(f"resumed: {run.settings.resume}, after epoch {run.epoch} of {run.settings.epochs}", flush=True)
+    print(f"resumed: after epoch {run.epoch} of {run.settings.epochs}", flush=True)
 
 
 # ---------------------------------------------------------------- the run
@@ -385,6 +397,8 @@ def main(argv=None):
     else:
         print("settings: " + json.dumps(vars(settings)), flush=True)
         open(os.path.join(settings.out, "log.jsonl"), "w").close()
+        if settings.init is not None:
+            evaluate_and_keep_best(run)  # the best student may be the one that it starts from
     while run.epoch < settings.epochs:
         started = time.time()
         line = {"epoch": run.epoch + 1, "lr": run.schedule.get_last_lr()[0], **train_epoch(run)}

@@ -1,4 +1,5 @@
 """model.py: released names and sizes, the tokens and designs, and checkpoint files that load strictly or not at all."""
+import json
 import math
 import os
 
@@ -7,8 +8,8 @@ import torch
 from PIL import Image
 
 import released
-from model import (Attention, BatchNorm, HeadSimilarity, VisionTransformer, load_model, read_checkpoint, resize_pos_embed, save_checkpoint,
-                   unit_rows)
+from model import (Attention, BatchNorm, HeadSimilarity, VisionTransformer, load_model, read_checkpoint, read_weights, resize_pos_embed,
+                   save_checkpoint, unit_rows)
 
 SMALL = dict(image_size=32, patch_size=8, dim=32, depth=2, heads=4)
 
@@ -143,9 +144,9 @@ def test_a_checkpoint_with_a_missing_or_foreign_tensor_never_loads(tmp_path):
 
 
 @pytest.mark.parametrize("content, message", [
-    (b"", "empty"), (b"not a checkpoint", "not a file of weights"), (b"PK\x03\x04 half a zip", "not a file of weights"),
-    (b"version https://git-lfs.github.com/spec/v1", "it starts with b'version https:/"), (b"\x99\0\0\0\0\0\0\0{" + b" " * 9, "not a file of weights"),
-    ((64).to_bytes(8, "little") + b'{"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}  ' + bytes(15), "not a file of weights")])
+    (b"", "empty"), (b"not a checkpoint", "no file of weights"), (b"PK\x03\x04 half a zip", "no file of weights"),
+    (b"version https://git-lfs.github.com/spec/v1", "it starts with b'version https:/"), (b"\x99\0\0\0\0\0\0\0{" + b" " * 9, "no file of weights"),
+    ((64).to_bytes(8, "little") + b'{"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}  ' + bytes(15), "no file of weights")])
 def test_a_file_that_is_no_checkpoint_is_one_message_with_its_path(tmp_path, content, message):
     (tmp_path / "a.pt").write_bytes(content)
     with pytest.raises(ValueError, match=f"a.pt: {message}|{message}"):
@@ -158,7 +159,7 @@ def test_a_missing_file_a_folder_and_a_file_of_another_kind_are_one_message_each
     with pytest.raises(ValueError, match="a folder; expected a file of weights"):
         read_checkpoint(str(tmp_path))
     save_checkpoint(str(tmp_path / "c.pt"), {"kind": "teacher"})
-    with pytest.raises(ValueError, match="expected a whole student checkpoint of this project, found teacher"):
+    with pytest.raises(ValueError, match="expected a whole student checkpoint of this project, found 'teacher'"):
         read_checkpoint(str(tmp_path / "c.pt"))
     save_checkpoint(str(tmp_path / "d.pt"), {"kind": "student"})
     with pytest.raises(ValueError, match="expected a whole student checkpoint"):
@@ -171,7 +172,7 @@ def test_a_damaged_checkpoint_is_one_message_wherever_the_damage_is(tmp_path):
     whole = path.read_bytes()
     for place in range(0, len(whole), len(whole) // 15):
         path.write_bytes(whole[:place])
-        with pytest.raises(ValueError, match="a.pt: (not a file of weights|empty)"):
+        with pytest.raises(ValueError, match="a.pt: (no file of weights|empty)"):
             read_checkpoint(str(path))
 
 
@@ -194,7 +195,7 @@ def test_the_authors_checkpoint_loads_as_it_is_and_gives_the_embeddings_of_their
     torch.save({"state_dict": {**released.authors(), "head.kernel": torch.ones(512, 9)}, "epoch": 3}, path)
     model, preprocess = load_model(path)
     os.remove(path)  # 460 MB
-    assert "the authors' network, 294 tensors; 13 dropped (feature.*, head.*)" in capsys.readouterr().out
+    assert "the authors' network, all 294 tensors; 13 that a student does not use are left out (feature.*, head.*)" in capsys.readouterr().out
     z = model(released.pictures())
     assert released.agrees(z.z_id, "z_id") and released.agrees(z.z_head, "z_head")
     assert not model.training and preprocess(Image.new("RGB", (50, 70))).shape == (3, 112, 112)
@@ -207,7 +208,8 @@ def test_a_foreign_or_incomplete_student_never_loads(tmp_path):
         torch.save({prefix + name.removeprefix("model."): tensor for name, tensor in whole.items()}, path)
         assert torch.equal(load_model(path)[0].cls_token, whole["model.cls_token"])
     for change, message in (({"model.head_feature.0.weight": None}, r"1 missing \(head_feature.0.weight\)"), ({"model.other": torch.ones(1)}, r"1 unknown \(other\)"),
-                            ({"model.cls_token": torch.ones(1, 1, 32)}, "cls_token"), ({"model.cls_token": None}, "not a student")):
+                            ({"model.cls_token": torch.ones(1, 1, 32)}, "cls_token"), ({"model.feature_cls.2.weight": None}, r"1 missing \(feature_cls.2.weight\)"),
+                            ({"model.feature_cls.2.weight": torch.tensor(1.0)}, r"feature_cls.2.weight \(\), not"), ({"model.norm.bias": torch.full((32,), torch.nan)}, "without finite"), ({"model.cls_token": None}, "not a student")):
         torch.save({name: tensor for name, tensor in {**whole, **change}.items() if tensor is not None}, path)
         with pytest.raises(ValueError, match=message):
             load_model(path)
@@ -219,3 +221,32 @@ def test_a_checkpoint_of_another_version_is_one_message(tmp_path):
     torch.save({**torch.load(path, weights_only=True), "model_args": {"registers": 4}}, path)
     with pytest.raises(ValueError, match="another version of this project .*registers"):
         load_model(path)
+
+
+@pytest.mark.parametrize("change", [{"model": None}, {"model": {"a": 3}}, {"model": {3: torch.ones(1)}}, {"model_args": 3}, {"trained": "x"},
+                                    {"model_args": {"dim": 10 ** 12}}, {"model_args": {"mlp_ratio": math.inf}}, {"model_args": {"heads": 3, "dim": 32}}])
+def test_an_own_checkpoint_with_wrong_kinds_of_values_is_one_message_with_its_path(tmp_path, change):
+    model, path = student(), str(tmp_path / "a.pt")
+    save_student(path, model)
+    torch.save({**torch.load(path, weights_only=True), **change}, path)
+    with pytest.raises(ValueError, match="a.pt: "):
+        load_model(path)
+
+
+def test_safetensors_of_a_wrong_layout_never_load(tmp_path):
+    path = str(tmp_path / "a.safetensors")
+
+    def read(header, numbers=bytes(8)):
+        header = (header if isinstance(header, str) else json.dumps(header)).encode()
+        with open(path, "wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header + numbers)
+        return read_weights(path)
+
+    def entry(first=0, last=8, shape=(2,), dtype="F32"):
+        return {"dtype": dtype, "shape": list(shape), "data_offsets": [first, last]}
+
+    assert read({"a": entry(), "empty": entry(8, 8, (0, 3)), "__metadata__": {"format": "pt"}})["a"].tolist() == [0, 0]
+    for header in ({"a": entry(-8, 0)}, {"a": entry(), "b": entry()}, {"a": entry(0, 4, (1,))}, {"a": entry(4, 8, (1,))}, {"a": entry(0, None)}, {"a": entry(0, 16, (4,))},
+                   {"a": entry(shape=(-2,))}, {"a": entry(shape=(3,))}, {"a": entry(dtype="F8")}, {"a": 1}, '{"a": %s, "a": %s}' % ((json.dumps(entry()),) * 2)):
+        with pytest.raises(ValueError, match="no file of weights, or a damaged one"):
+            read(header)

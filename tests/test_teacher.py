@@ -113,6 +113,13 @@ def test_an_ir_file_that_does_not_tell_its_colours_must_be_told(tmp_path, ir18):
     (lambda t: t.clear() or t.update({"head.kernel": torch.ones(512, 9)}), "training head"),
     (lambda t: t.clear() or t.update({"weight": torch.ones(9, 512)}), "training head"),
     (lambda t: t.clear() or t.update({f"layer{i}.{j}.conv.weight": torch.ones(1, 1) for i in range(3) for j in range(9)}), "no teacher that this project knows"),
+    (lambda t: t.update({"net.norm.bias": torch.full((32,), torch.inf)}), r"without finite numbers of the right kind \(norm.bias\). Likely: a damaged"),
+    (lambda t: t.update({"net.norm.bias": torch.zeros(32, dtype=torch.int64)}), "without finite numbers of the right kind"),
+    (lambda t: t.update({"net.norm.bias": torch.zeros(32).to_sparse()}), "without finite numbers of the right kind"),
+    (lambda t: t.update({"net.norm.bias": torch.zeros(32, dtype=torch.complex64)}), "without finite numbers of the right kind"),
+    (lambda t: t.update({"net.pos_embed": torch.tensor(1.0)}), "pos_embed is not there, or has another shape"),
+    (lambda t: t.update({"net.head.kernel": torch.ones(3, 3)}), r"1 unknown \(head.kernel\)"),
+    (lambda t: t.update({3: torch.ones(1)}), "expected named tensors"),
     (lambda t: t.update({"lr": 0.1}), "expected named tensors, bare or under state_dict"), (lambda t: t.clear(), "expected named tensors")])
 def test_a_file_that_does_not_fit_exactly_never_loads_and_says_why(tmp_path, narrow, change, message):
     tensors = dict(narrow)
@@ -130,9 +137,16 @@ def test_a_missing_or_foreign_tensor_of_an_ir_network_is_named(tmp_path, ir18):
         load_teacher(saved(tmp_path, other))
 
 
+def test_no_name_of_an_insightface_file_can_take_the_place_of_another(tmp_path):
+    whole = iresnet(8)
+    for name in ("input_layer.0.weight", "layer1.0.shortcut_layer.0.weight", "layer1.0.se.fc1.weight"):
+        with pytest.raises(ValueError, match=f"{name} is no tensor of an insightface iresnet"):
+            load_teacher(saved(tmp_path, {**whole, name: torch.ones(1)}))
+
+
 def test_a_checkpoint_of_a_student_is_no_teacher(tmp_path):
     save_checkpoint(str(tmp_path / "best.pt"), {"kind": "student", "model": {}, "model_args": {}, "trained": []})
-    with pytest.raises(ValueError, match="expected a whole teacher checkpoint of this project, found student"):
+    with pytest.raises(ValueError, match="expected a whole teacher checkpoint of this project, found 'student'"):
         load_teacher(str(tmp_path / "best.pt"))
 
 
@@ -149,9 +163,11 @@ def test_a_lightning_file_with_classes_of_packages_that_are_not_installed_loads(
     for kind in (ModelCheckpoint, AttributeDict):
         kind.__module__, kind.__qualname__ = absent.__name__, kind.__name__
         setattr(absent, kind.__name__, kind)
+    ModelCheckpoint.Mode = type("Mode", (), {"__module__": absent.__name__, "__qualname__": "ModelCheckpoint.Mode"})
     monkeypatch.setitem(sys.modules, absent.__name__, absent)
     path = saved(tmp_path, {"state_dict": narrow, "epoch": 3, "callbacks": {ModelCheckpoint: ModelCheckpoint()},
-                            "hyper_parameters": AttributeDict(args=argparse.Namespace(lr=0.1, tags={"a"}), lr=np.float64(0.1))})
+                            "hyper_parameters": AttributeDict(args=argparse.Namespace(lr=0.1, tags={"a"}), lr=np.float64(0.1)),
+                            "mode": ModelCheckpoint.Mode(), "numbers": torch.zeros(2, dtype=torch.complex64)})
     expected = load_teacher(saved(tmp_path / "..", narrow))(torch.zeros(1, 3, 32, 32))
     monkeypatch.delitem(sys.modules, absent.__name__)
     assert torch.equal(load_teacher(path)(torch.zeros(1, 3, 32, 32)), expected)

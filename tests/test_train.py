@@ -203,6 +203,8 @@ def test_the_student_trunk_starts_from_a_teacher_of_its_sizes_only(learned, toy,
     assert torch.equal(same.blocks[1].mlp.fc2.weight, frozen.blocks[1].mlp.fc2.weight) and "27 of 27 tensors from the teacher" in capsys.readouterr().out
     student("--depth", "1")
     assert "from scratch" in capsys.readouterr().out
+    student("--heads", "2")
+    assert "from scratch" in capsys.readouterr().out
     larger = student("--size", "64")
     assert larger.pos_embed.shape == (1, 64, 48) and "27 of 27 tensors from the teacher" in capsys.readouterr().out
 
@@ -212,9 +214,9 @@ def test_a_released_vit_teacher_sets_the_sizes_of_the_student_and_of_nothing_els
     run = ["--data", toy, "--teacher", str(tmp_path / "model.pt"), "--out", str(tmp_path / "run"), "--epochs", "1", "--steps", "1", "--batch-size", "8", "--workers", "0"]
     train.main(run)
     out, checkpoint = capsys.readouterr().out, torch.load(tmp_path / "run" / "best.pt", weights_only=True)
-    assert "teacher: CVLface ViT-small, 0.2 M parameters, RGB 32x32" in out and "student trunk: 137 of 137 tensors from the teacher" in out
+    assert "teacher: a ViT of dim 32, taken to have 8 heads, 0.2 M parameters, RGB 32x32" in out and "student trunk: 137 of 137 tensors from the teacher" in out
     assert checkpoint["model_args"] == dict(design="dual-cls", embed_dim=512, image_size=32, patch_size=8, dim=32, depth=12, heads=8, mlp_ratio=5.0)
-    assert "teacher, aligned faces" in out and "teacher: CVLface" in out.split("mean s")[0]
+    assert "teacher, aligned faces" in out and "teacher: a ViT" in out.split("mean s")[0]
     settings = train.parse([*run, "--size", "64", "--heads", "4"])
     assert train.read_start(settings)[2] == {**checkpoint["model_args"], "image_size": 64, "heads": 4}
 
@@ -234,10 +236,11 @@ def test_an_ir_teacher_leaves_the_student_to_start_from_scratch_and_its_colours_
 
 def test_fine_tuning_starts_from_the_students_weights_and_keeps_its_sizes(learned, toy, tmp_path, capsys):
     best = os.path.join(learned, "best.pt")
-    options = ["--data", toy, "--teacher", os.path.join(learned, "teacher.pt"), "--init", best, "--out", str(tmp_path / "run"), "--epochs", "1", "--batch-size", "48", "--workers", "0", "--device", "cpu"]
+    options = ["--data", toy, "--init", best, "--out", str(tmp_path / "run"), "--epochs", "1", "--batch-size", "48", "--workers", "0", "--device", "cpu"]
     settings = train.parse(options)
     run = train.prepare(settings, torch.device("cpu"), None, *train.read_start(settings))
     assert all(torch.equal(tensor, weights(best)[name]) for name, tensor in run.student.state_dict().items())
+    assert run.teacher_path == os.path.abspath(os.path.join(learned, "teacher.pt"))  # that of its own run
     assert len(run.test_rows) > 0 and run.trained == sorted(torch.load(best, weights_only=True)["trained"])
     for wrong, message in ((["--dim", "64"], "its dim is 48, not 64"), (["--design", "shared"], "its design is dual-cls, not shared")):
         with pytest.raises(ValueError, match=message):
@@ -245,19 +248,29 @@ def test_fine_tuning_starts_from_the_students_weights_and_keeps_its_sizes(learne
     larger = train.parse([*options, "--size", "64"])
     assert train.make_student(larger, train.read_start(larger)[2], None, run.initial).pos_embed.shape == (1, 64, 48)
     train.main([*options[:-6], "--epochs", "1", "--steps", "1", "--batch-size", "8", "--workers", "0"])
-    train.main(["--resume", str(tmp_path / "run" / "last.pt"), "--epochs", "2"])
+    shutil.copy(os.path.join(learned, "teacher.pt"), tmp_path / "moved.pt")  # a teacher may move, but not change
+    train.main(["--resume", str(tmp_path / "run" / "last.pt"), "--epochs", "2", "--teacher", str(tmp_path / "moved.pt")])
     assert "resumed" in capsys.readouterr().out and len(log(tmp_path / "run")) == 2
+    torch.save(released.vit(image_size=32, dim=32, **released.SMALL_VIT), tmp_path / "other.pt")
+    with pytest.raises(ValueError, match="--resume needs the run's teacher, own ViT.* is a ViT of dim 32"):
+        train.main(["--resume", str(tmp_path / "run" / "last.pt"), "--epochs", "3", "--teacher", str(tmp_path / "other.pt")])
 
 
 def test_the_authors_checkpoint_is_fine_tuned_and_evaluated_as_it_is(toy, tiny, tmp_path, capsys):
     path = str(tmp_path / "ours_vit2cls.ckpt")
     torch.save({"state_dict": released.authors(image_size=32, dim=32, **released.SMALL_VIT)}, path)
-    train.main(["--data", toy, "--init", path, "--out", str(tmp_path / "run"), "--teacher-epochs", "1", "--epochs", "1", "--steps", "1", "--batch-size", "8", "--workers", "0", "--device", "cpu"])
+    torch.save(released.vit(image_size=32, dim=32, **released.SMALL_VIT), tmp_path / "model.pt")
+    train.main(["--data", toy, "--init", path, "--teacher", str(tmp_path / "model.pt"), "--out", str(tmp_path / "run"), "--epochs", "1", "--steps", "1", "--batch-size", "8", "--workers", "0", "--device", "cpu"])
     out = capsys.readouterr().out
-    assert "student: starts from " + path in out and "the authors' network, 282 tensors" not in out and "teacher, aligned faces" in out
+    assert "student: starts from " + path in out and "teacher, aligned faces" in out
+    assert "highest learning rate 0.00093" in out and "held out, epoch 0: identity_vr" in out
     evaluate.main(["--ckpt", path, "--data", tiny, "--embedding", "head", "--workers", "0", "--device", "cpu"])
     assert "design dual-cls, embedding z_head, 3 identities" in capsys.readouterr().out
-    for wrong, message in ((["--resume", path], "goes with --init"), (["--init", path, "--teacher", path], "a student, not a teacher")):
+    train.main(["--data", toy, "--init", path, "--out", str(tmp_path / "alone"), "--epochs", "1", "--steps", "1", "--batch-size", "8", "--workers", "0", "--device", "cpu"])
+    assert "notice: no alignment, since the teacher" in capsys.readouterr().out and log(tmp_path / "alone")[0]["align"] == 0
+    with pytest.raises(ValueError, match="nothing to learn"):
+        train.main(["--data", toy, "--init", path, "--hier-weight", "0"])
+    for wrong, message in ((["--resume", path], "may go with --init"), (["--init", path, "--align-weight", "0", "--teacher", path], "a student, not a teacher")):
         with pytest.raises(ValueError, match=message):
             train.main(["--data", toy, *wrong])
     with pytest.raises(ValueError, match="comes without data of its own: add --data PATH"):
@@ -318,8 +331,8 @@ def test_an_exploding_loss_stops_the_run_and_leaves_the_checkpoints_intact(learn
     (["--fars", "2"], "false accept rate must lie in"), (["--epochs", "many"], "invalid int value: 'many'"), (["--design", "triple"], "invalid choice"),
     (["--resume", "nowhere.pt"], "no such file"), (["--resume", ""], "no such file"), (["--temperature", "0"], "--temperature must"), (["--margins", "nan", "0"], "--margins must"),
     (["--align-weight", "0", "--hier-weight", "0"], "nothing to learn"), (["--size", "50"], "multiple of patch_size"), (["--dim", "50"], "multiple of heads"),
-    (["--states", "1", "--frames", "1"], "no anchor has a genuine pair"), (["--seed", "-1"], "--seed must"), (["--teacher", ""], "no such file"), (["--init", ""], "no such file"), (["--teacher", "."], "a folder; expected"),
-    (["--colour", "BGR"], "--colour says how"), (["--colour", "bgr"], "invalid choice"), (["--teacher", __file__], "not a file of weights"), (["--batch-size", "6"], "--batch-size must be at least --states x --frames x 2")])
+    (["--states", "1", "--frames", "1"], "no anchor has a genuine pair"), (["--seed", "-1"], "--seed must"), (["--teacher", ""], "no such file"), (["--init", "", "--align-weight", "0"], "no such file"), (["--teacher", "."], "a folder; expected"),
+    (["--colour", "BGR"], "--colour says how"), (["--colour", "grey"], "invalid choice"), (["--teacher", __file__], "no file of weights"), (["--batch-size", "6"], "--batch-size must be at least --states x --frames x 2")])
 def test_an_impossible_value_is_refused_before_anything_is_made(options, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=message):
