@@ -317,8 +317,8 @@ class Nothing:
 class TensorsOnly(pickle.Unpickler):
     """Unpickler for the zip files of torch.save: rebuilds tensors and plain containers, and puts Nothing in place of
     all else, such as the callbacks in a Lightning file whose packages are not installed."""
-    storages = {"FloatStorage": torch.float32, "DoubleStorage": torch.float64, "HalfStorage": torch.float16, "BFloat16Storage": torch.bfloat16,
-                "LongStorage": torch.int64, "IntStorage": torch.int32, "BoolStorage": torch.bool}
+    storages = {"FloatStorage": torch.float32, "DoubleStorage": torch.float64, "HalfStorage": torch.float16,
+                "BFloat16Storage": torch.bfloat16, "LongStorage": torch.int64, "IntStorage": torch.int32, "BoolStorage": torch.bool}
 
     def __init__(self, archive):
         self.archive, self.read = archive, {}
@@ -437,7 +437,8 @@ def own_checkpoint(content, kind, path):
     ValueError where it is ours, but not whole or of the other kind."""
     if not isinstance(content, dict) or "kind" not in content:
         return None
-    whole = are_named_tensors(content.get("model")) and isinstance(content.get("model_args"), dict) and isinstance(content.get("trained"), list)
+    whole = isinstance(content.get("model_args"), dict) and isinstance(content.get("trained"), list)
+    whole = whole and are_named_tensors(content.get("model"))
     if content["kind"] != kind or not whole:
         raise ValueError(f"{path}: expected a whole {kind} checkpoint of this project, found {content['kind']!r} with "
                          f"{', '.join(map(str, content))}")

@@ -247,7 +247,8 @@ class Progress:
         self.shown, spent = now, now - self.started
         left = spent / max(1, step - self.first) * (self.steps - step)
         line = f"{self.what} {step}/{self.steps}  " + "  ".join(f"{name} {value:.3f}" for name, value in terms.items())
-        line += f"  {self.pictures / spent:.{0 if self.pictures > 10 * spent else 1}f} pictures/s  {int(left // 60)}:{int(left % 60):02d} left"
+        rate = self.pictures / spent
+        line += f"  {rate:.{0 if rate > 10 else 1}f} pictures/s  {int(left // 60)}:{int(left % 60):02d} left"
         print(("\r\033[K" if self.terminal else "") + line, end="" if self.terminal and not force else "\n", flush=True)
 
 

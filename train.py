@@ -139,8 +139,9 @@ def read_start(settings):
             settings.align_weight = 0.0
             check(settings)
     teacher = None if settings.teacher is None else load_teacher(settings.teacher, settings.colour)
-    if teacher and settings.resume is not None and teacher.description != initial["teacher_description"]:
-        raise ValueError(f"--resume needs the run's teacher, {initial['teacher_description']}; {settings.teacher} is {teacher.description}")
+    known = initial.get("teacher_description") if settings.resume is not None else None
+    if teacher and known and teacher.description != known:
+        raise ValueError(f"--resume needs the run's teacher, {known}; {settings.teacher} is {teacher.description}")
     return initial, teacher, student_sizes(settings, teacher, initial)
 
 
@@ -356,7 +357,8 @@ def save(run, name):
     save_checkpoint(os.path.join(run.settings.out, name), {
         "kind": "student", "model": run.student.state_dict(), "settings": settings, "trained": run.trained,
         "model_args": dict(design=run.student.design, embed_dim=run.student.embed_dim, **run.student.sizes),
-        "teacher": run.teacher_path, "teacher_description": run.teacher and run.teacher.description, "root": os.path.abspath(run.index.root),
+        "teacher": run.teacher_path, "teacher_description": run.teacher and run.teacher.description,
+        "root": os.path.abspath(run.index.root),
         "optimiser": run.optimiser.state_dict(), "schedule": run.schedule.state_dict(), "scaler": run.scaler.state_dict(),
         "epoch": run.epoch, "step": run.step, "best": run.best,
         "random": {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}})
