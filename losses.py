@@ -98,6 +98,7 @@ class ArcFace(MarginHead):
         super().__init__(embed_dim, classes, m=m, s=s)
 
     def harder(self, cosine, embeddings):
+        """Cosines (B, classes), embeddings (B, E) -> what the true class's cosine becomes, (B, classes); here and below."""
         return self.shifted(cosine, self.m)
 
 

@@ -164,6 +164,7 @@ class VisionTransformer(nn.Module):
 
 
 def init_linear(module):
+    """For Module.apply: the usual start of a ViT's linear layers."""
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:
@@ -329,9 +330,10 @@ class TensorsOnly(pickle.Unpickler):
     def find_class(self, module, name):
         if module == "torch" and name in self.storages:
             return self.storages[name]
-        return {"collections.OrderedDict": OrderedDict, "torch._utils._rebuild_tensor_v2": self.tensor,
-                "torch._utils._rebuild_parameter": self.parameter, "__builtin__.getattr": self.inner_class,
-                "builtins.getattr": self.inner_class}.get(f"{module}.{name}", Nothing)
+        known = {"collections.OrderedDict": OrderedDict, "torch._utils._rebuild_tensor_v2": self.tensor,
+                 "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
+                 "builtins.getattr": lambda *_: Nothing, "__builtin__.getattr": lambda *_: Nothing}  # a class within a class
+        return known.get(f"{module}.{name}", Nothing)
 
     def persistent_load(self, storage):
         """("storage", dtype, key, device, count) -> its numbers as a flat tensor."""
@@ -346,14 +348,9 @@ class TensorsOnly(pickle.Unpickler):
             return Nothing()
         return flat.as_strided(size, stride, start)
 
-    def parameter(self, tensor, *_):
-        return tensor
-
-    def inner_class(self, *_):
-        return Nothing
-
 
 def are_named_tensors(content):
+    """Is it a dict of tensors by name?"""
     return isinstance(content, dict) and all(isinstance(name, str) and torch.is_tensor(tensor) for name, tensor in content.items())
 
 

@@ -337,10 +337,12 @@ def check_numbers(settings, **least):
             raise ValueError(f"--{name.replace('_', '-')} must be a number of at least {low}; got {value}")
 
 
-def vit_sizes(settings):
-    """Parsed options -> keyword arguments of a VisionTransformer; options not given take their default for the data."""
-    given = {name: getattr(settings, name) or SIZES[name][0 if settings.data is None else 1] for name in SIZES}
-    return dict(image_size=given.pop("size"), patch_size=given.pop("patch"), **given)
+def vit_sizes(settings, base=None):
+    """Parsed options -> keyword arguments of a VisionTransformer; what is not given comes from the sizes `base`, or else is
+    the default for the data."""
+    names = {**{name: name for name in SIZES}, "size": "image_size", "patch": "patch_size"}
+    base = base or {names[name]: defaults[0 if settings.data is None else 1] for name, defaults in SIZES.items()}
+    return {**base, **{names[name]: getattr(settings, name) for name in SIZES if getattr(settings, name) is not None}}
 
 
 def main(argv=None):

@@ -67,19 +67,25 @@ def parse(argv=None):
     group.add_argument("--fars", type=float, nargs="+", default=list(evaluate.FARS), help="false accept rates; the first chooses best.pt")
     settings = with_absolute_paths(parser.parse_args(argv))
     if settings.resume is not None:
-        checkpoint = read_checkpoint(settings.resume)
-        stored = checkpoint["settings"]
-        if not stored or not {"optimiser", "schedule", "scaler", "epoch", "step", "best", "random"} <= checkpoint.keys():
-            raise ValueError(f"--resume goes on with a whole last.pt of this project; {settings.resume} may go with --init")
-        parser.set_defaults(**stored)
-        settings = with_absolute_paths(parser.parse_args(argv))
-        changed = [name for name in stored if stored[name] != getattr(settings, name) and name not in MAY_CHANGE]
-        if changed:
-            raise ValueError(f"--resume goes on with the run's own settings; --{changed[0].replace('_', '-')} cannot change")
-        if settings.out is not None:
-            raise ValueError(f"--resume writes to the folder of {settings.resume}; --out goes with a new run")
-        settings.out = os.path.dirname(settings.resume) or "."
+        settings = settings_of_run(parser, argv, settings.resume)
     check(settings)
+    return settings
+
+
+def settings_of_run(parser, argv, path):
+    """--resume: the settings stored in a last.pt, with those of MAY_CHANGE that the command line changes."""
+    checkpoint = read_checkpoint(path)
+    stored = checkpoint["settings"]
+    if not stored or not {"optimiser", "schedule", "scaler", "epoch", "step", "best", "random"} <= checkpoint.keys():
+        raise ValueError(f"--resume goes on with a whole last.pt of this project; {path} may go with --init")
+    parser.set_defaults(**stored)
+    settings = with_absolute_paths(parser.parse_args(argv))
+    changed = [name for name in stored if stored[name] != getattr(settings, name) and name not in MAY_CHANGE]
+    if changed:
+        raise ValueError(f"--resume goes on with the run's own settings; --{changed[0].replace('_', '-')} cannot change")
+    if settings.out is not None:
+        raise ValueError(f"--resume writes to the folder of {path}; --out goes with a new run")
+    settings.out = os.path.dirname(path) or "."
     return settings
 
 
@@ -193,20 +199,16 @@ def keep_trained_out(run):
 def student_sizes(settings, teacher, initial):
     """-> keyword arguments of the HeadSimilarity: those of the initial student, else of a ViT teacher, else the defaults
     for the data; with what the user says otherwise. ValueError for sizes that cannot be."""
-    given = {"image_size": settings.size, "patch_size": settings.patch, "dim": settings.dim, "depth": settings.depth,
-             "heads": settings.heads}
-    given = {name: value for name, value in given.items() if value is not None}
+    base = initial["model_args"] if initial else teacher.sizes if teacher else None
+    sizes = {**vit_sizes(settings, base), "design": settings.design}
     if initial:
-        sizes = initial["model_args"]
-        for name, value in {**given, "design": settings.design}.items():
-            if name != "image_size" and value != sizes[name]:
-                raise ValueError(f"--init keeps the sizes of its student, but for --size: its {name} is {sizes[name]}, not {value}")
+        for name, value in sizes.items():
+            if name != "image_size" and value != base[name]:
+                raise ValueError(f"--init keeps the sizes of its student, but for --size: its {name} is {base[name]}, not {value}")
     else:
-        sizes = {**((teacher and teacher.sizes) or vit_sizes(settings)), "design": settings.design}
-        sizes["embed_dim"] = teacher.embed_dim if teacher else given.get("dim", sizes["dim"])
+        sizes["embed_dim"] = teacher.embed_dim if teacher else sizes["dim"]
     if teacher and teacher.embed_dim != sizes["embed_dim"]:
         raise ValueError(f"the teacher's embedding has {teacher.embed_dim} numbers, that of the student in --init {sizes['embed_dim']}")
-    sizes = {**sizes, **given}
     with torch.device("meta"):  # no memory: only to hear now that the sizes are impossible
         HeadSimilarity(**sizes)
     return sizes
