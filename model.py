@@ -417,7 +417,7 @@ def has_numbers(tensor, wanted):
         return False
     if tensor.is_floating_point() != wanted.is_floating_point() or not tensor.numel():
         return False
-    return all(bool(end.isfinite()) for end in torch.aminmax(tensor))  # NaN shows in both ends
+    return all(bool(end.isfinite()) for end in torch.aminmax(tensor.to(wanted.dtype)))  # NaN shows in both ends
 
 
 # ---------------------------------------------------------------- checkpoints

@@ -77,6 +77,8 @@ def test_safetensors_bare_and_wrapped_files_hold_the_same_network(tmp_path, narr
     write_safetensors(tmp_path / "model.safetensors", {f"model.{name}": tensor for name, tensor in narrow.items()})
     assert torch.equal(load_teacher(str(tmp_path / "model.safetensors"))(faces), expected)
     write_safetensors(tmp_path / "half", {name: tensor.half() if tensor.is_floating_point() else tensor for name, tensor in narrow.items()})
+    tiny = {name: tensor.to(torch.float8_e5m2) if tensor.is_floating_point() else tensor for name, tensor in narrow.items()}
+    assert load_teacher(saved(tmp_path, tiny)).norm.weight.dtype == torch.float32
     half = load_teacher(str(tmp_path / "half"))  # told by its content, and computed in float32 all the same
     assert half.norm.weight.dtype == torch.float32 and torch.allclose(half(faces), expected, atol=0.1)
 
