@@ -709,7 +709,12 @@ def command_line(main):
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # a file name that the terminal cannot show
     try:
-        sys.exit(main())
+        status = main()
+        sys.stdout.flush()
+        sys.exit(status)
+    except BrokenPipeError:  # whoever read the output, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except (ValueError, OSError) as error:
         line = "".join(letter if letter.isprintable() else " " for letter in str(error))  # one line, whatever a file's names hold
         print(f"{os.path.basename(sys.argv[0])}: {line[:1000]}", file=sys.stderr)

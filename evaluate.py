@@ -1,4 +1,4 @@
-"""How well does a trained student order whole heads? VR@FAR, AUC, ordering, and a picture sheet.
+"""How well does a trained student order whole heads? VR@FAR with intervals, AUC, ordering, pictures; and: compare a clip.
 
 Three relations (arXiv 2605.07766): R1 same identity and look, R2 same identity, another look, R3 other identities.
 
@@ -6,25 +6,36 @@ Three relations (arXiv 2605.07766): R1 same identity and look, R2 same identity,
     head similarity         genuine R1, impostor R2 and R3
     ordering                P(s(R1) > s(R2)), P(s(R2) > s(R3)), and the mean s of each relation
 
-    python evaluate.py --ckpt runs/NAME/best.pt [--data PATH] [--json FILE] [--sheet FILE]
-    python evaluate.py --ckpt ours_vit2cls.ckpt --data PATH    # the authors' checkpoint, as it is
+Reading order: metrics of two lists of scores, all pairs of a set of embeddings, intervals, the table, pictures, comparing.
+
+    python evaluate.py --ckpt runs/NAME/best.pt [MORE ...] [--data PATH] [--md] [--json FILE] [--sheet FILE]
+    python evaluate.py --ckpt ours_vit2cls.ckpt --data PATH         # the authors' checkpoint, as it is
+    python evaluate.py --ckpt FILE --compare REFERENCE CLIP ...     # pictures or folders of frames
 """
+import functools
+import itertools
 import json
+import math
 import os
 import re
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from data import HeadDataset, Parser, command_line, data_options, loader, open_data
+from data import HeadDataset, HeadIndex, Parser, command_line, data_options, list_folder, loader, open_data
 from model import HeadSimilarity, build, read_checkpoint, to_unit, unit_rows
-from teacher import autocast, check_numbers, choose_device, load_teacher, machine_options, teacher_options
+from teacher import Progress, autocast, check_numbers, choose_device, load_teacher, machine_options, teacher_options
 
 FARS = (1e-3, 1e-2)
+SAMPLE = 2000     # pictures that tell where thresholds will lie
+RESAMPLES = 1000  # draws of identities behind a 95 % interval
+FEW = 10          # with fewer identities to draw from there is no interval
+BINS = 100        # of the histogram of s
 
 
-# ---------------------------------------------------------------- metrics
+# ---------------------------------------------------------------- metrics of two lists of scores
 
 def verification(genuine, impostor, fars=FARS):
     """Cosine scores of genuine and of impostor pairs -> VR@FAR, thresholds, AUC.
@@ -33,18 +44,40 @@ def verification(genuine, impostor, fars=FARS):
     n impostor pairs; VR is the accepted share of the genuine pairs, 1 where k >= n. No interpolation.
     AUC = P(genuine > impostor) + half P(equal). -> {"auc", "vr": {far: v}, "threshold": {far: v}, "resolvable_far": 1 / n,
     "genuine", "impostor": counts}; a value is None where there are no genuine or no impostor pairs, a threshold is -inf
-    where every pair is accepted."""
-    check_fars(fars)
+    where every pair is accepted. Raises ValueError for a FAR outside [0, 1] and for a score that is no number."""
     genuine, impostor = (np.sort(np.asarray(scores).ravel()) for scores in (genuine, impostor))
-    g, n = len(genuine), len(impostor)
-    result = {"auc": auc(genuine, impostor), "vr": {}, "threshold": {}, "resolvable_far": 1 / n if n else None,
-              "genuine": g, "impostor": n}
-    for far in fars:
-        k = int(np.floor(far * n + 1e-9))
-        threshold = None if not n else float(impostor[n - 1 - k]) if k < n else -np.inf
-        result["threshold"][far] = threshold
-        result["vr"][far] = float((genuine > threshold).mean()) if g and n else None
-    return result
+    scores = np.unique(np.concatenate([genuine, impostor]))
+    if np.isnan(scores).any():
+        raise ValueError("a score is not a number (NaN)")
+    counts = (np.diff(np.searchsorted(part, scores, side="right"), prepend=0) for part in (genuine, impostor))
+    return verification_of_counts(scores, *counts, fars)
+
+
+def verification_of_counts(scores, genuine, impostor, fars):
+    """The same from distinct scores (V,), ascending, and how many genuine and impostor pairs have each, (V,) int64."""
+    check_fars(fars)
+    g, n = int(genuine.sum()), int(impostor.sum())
+    thresholds, rates = operating_points(scores, genuine, impostor, fars)
+    return {"auc": auc(genuine, impostor),
+            "vr": {far: float(rate) if g and n else None for far, rate in zip(fars, rates)},
+            "threshold": {far: float(threshold) if n else None for far, threshold in zip(fars, thresholds)},
+            "resolvable_far": 1 / n if n else None, "genuine": g, "impostor": n}
+
+
+def operating_points(scores, genuine, impostor, fars):
+    """Counts a distinct score -> (threshold, VR) arrays, one entry a FAR; VR is NaN without genuine pairs."""
+    impostors_from, genuine_from = (np.append(counts[::-1].cumsum()[::-1], 0) for counts in (impostor, genuine))  # of this score and more
+    n, g = impostors_from[0], genuine_from[0]
+    k = np.floor(np.asarray(fars, dtype=float) * n + 1e-9).astype(np.int64)
+    above = np.searchsorted(-impostors_from[:-1], -k)  # the first score that fewer than k + 1 impostors reach
+    thresholds = np.where(above > 0, np.append(-np.inf, scores)[above], -np.inf)
+    return thresholds, genuine_from[above] / g if g else np.full(len(k), np.nan)
+
+
+def auc(higher, lower):
+    """Counts of two kinds of pairs by ascending score -> P(higher > lower) + half P(equal); None where one is empty."""
+    h, l = int(higher.sum()), int(lower.sum())
+    return float(np.dot(higher, lower.cumsum() - lower / 2) / h / l) if h and l else None
 
 
 def check_fars(fars):
@@ -54,116 +87,294 @@ def check_fars(fars):
             raise ValueError(f"a false accept rate must lie in [0, 1]; got {far}")
 
 
-def auc(higher, lower):
-    """P(a score of `higher` > one of `lower`) + half P(equal); both sorted. None where one is empty."""
-    if not len(higher) or not len(lower):
-        return None
-    below = np.searchsorted(lower, higher, side="left").astype(np.int64).sum()
-    up_to = np.searchsorted(lower, higher, side="right").astype(np.int64).sum()
-    return float((below + up_to) / 2 / (len(higher) * len(lower)))
+# ---------------------------------------------------------------- all pairs of a set of embeddings
+
+STEPS = 2 ** 21  # scores are counted in steps of 1 / STEPS = 4.8e-7, about the error of a float32 cosine of 512 numbers
+RELATIONS = ("R1", "R2", "R3")
+TASKS = {"identity": ([0, 1], [2]), "head": ([0], [1, 2])}  # task -> places in RELATIONS of genuine and of impostor pairs
 
 
-def pair_scores(z, identity, state, block=1024):
-    """Embeddings (N, E), labels (N,) -> {"R1": scores, "R2": .., "R3": ..}: cosines of all unordered pairs i < j, once."""
+class PairCounts(NamedTuple):
+    scores: np.ndarray  # (V,) float64, the distinct scores, ascending
+    counts: np.ndarray  # (3, V) int64, pairs of each relation by score
+    above: np.ndarray   # (W, 3, I) int64, pairs above each watched threshold, by relation and identity; R3 in both identities
+    pairs: np.ndarray   # (3, I) int64, all pairs, likewise
+
+
+def count_by_score(z, identity, state, *, one_of=None, watch=(), tile=1024):
+    """Embeddings (N, E), labels (N,) -> PairCounts of the cosines of all unordered pairs, each once.
+
+    one_of: (N,) bool; only pairs with at least one of these. watch: thresholds above which pairs are counted by identity.
+    Works through the N x N matrix in tiles and keeps counters only (100 MB), whatever the labels; on the device of z."""
     z = unit_rows(torch.as_tensor(z))
-    identity, state = torch.as_tensor(identity), torch.as_tensor(state)
-    scores = {"R1": [], "R2": [], "R3": []}
-    for start in range(0, len(z), block):
-        stop = min(start + block, len(z))
-        s = (z[start:stop] @ z[start:].T).clamp(-1, 1)                         # (stop - start, N - start)
-        once = torch.ones_like(s, dtype=torch.bool).triu(diagonal=1)           # i < j, since both count from start
-        person = identity[start:stop, None] == identity[start:]
-        look = state[start:stop, None] == state[start:]
-        for name, relation in (("R1", person & look), ("R2", person & ~look), ("R3", ~person)):
-            scores[name].append(s[relation & once].numpy())
-    return {name: np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.float32) for name, parts in scores.items()}
+    identity, state = (np.unique(labels, return_inverse=True)[1] for labels in (identity, state))
+    chosen = np.ones(len(z), dtype=bool) if one_of is None else np.asarray(one_of)
+    order = np.lexsort((state, identity, ~chosen))  # the chosen first; sorted, since most tiles are then of R3 only
+    z, people, looks = z[order], *(torch.as_tensor(labels[order], device=z.device) for labels in (identity, state))
+    N, rows, I = len(z), int(chosen.sum()), int(identity.max(initial=0)) + 1
+    tile = -(-N // max(1, -(-N // tile)))           # tiles of nearly one size, so that all scores are rounded alike
+    counts = z.new_zeros(3 * (2 * STEPS + 1), dtype=torch.int64)
+    above = z.new_zeros(len(watch), 3 * I, dtype=torch.int64)
+    for i in range(0, rows, tile):
+        for j in range(i, N, tile):
+            a, b = slice(i, min(i + tile, rows)), slice(j, j + tile)
+            score = (z[a] @ z[b].T).mul_(STEPS).round_().clamp_(-STEPS, STEPS).int()      # (A, B) in steps
+            relation = None if not np.isin(identity[order[a]], identity[order[b]]).any() else relations(
+                people[a, None], people[b], looks[a, None], looks[b])
+            if len(watch):
+                tally(above, score, relation, people[a], people[b], [threshold * STEPS for threshold in watch], i == j)
+            bins = score.add_((2 if relation is None else relation) * (2 * STEPS + 1) + STEPS)
+            bins = bins[torch.ones_like(bins, dtype=torch.bool).triu_(1)] if i == j else bins.flatten()  # each pair once
+            counts.index_add_(0, bins, counts.new_ones(1).expand(len(bins)))
+    counts = counts.view(3, -1)
+    scores = counts.sum(dim=0).nonzero().flatten()
+    above = above.view(-1, 3, I).cpu().numpy()
+    above[:, :2] //= 2                              # both pictures of an R1 or R2 pair are of its one identity
+    pairs = pairs_of_people(identity, state, I)
+    if one_of is not None:
+        pairs = pairs - pairs_of_people(identity[~chosen], state[~chosen], I)
+    return PairCounts(scores.cpu().numpy() / STEPS - 1, counts[:, scores].cpu().numpy(), above, pairs)
 
 
-def score_embeddings(z, identity, state, fars=FARS):
-    """Embeddings (N, E), labels (N,) -> {"identity": verification, "head": verification, "ordering": .., "pairs": ..}."""
-    s = pair_scores(z, identity, state)
-    return {
-        "identity": verification(np.concatenate([s["R1"], s["R2"]]), s["R3"], fars),
-        "head": verification(s["R1"], np.concatenate([s["R2"], s["R3"]]), fars),
-        "ordering": {"R1>R2": auc(s["R1"], s["R2"]), "R2>R3": auc(s["R2"], s["R3"]),
-                     "mean": {name: float(r.mean(dtype=np.float64)) if len(r) else None for name, r in s.items()}},
-        "pairs": {name: len(scores) for name, scores in s.items()}}
+def relations(person_a, person_b, look_a, look_b):
+    """Labels that broadcast -> int32, 0, 1, 2 for R1, R2, R3."""
+    same = person_a == person_b
+    return 2 - same.int() - (same & (look_a == look_b)).int()
+
+
+def tally(above, score, relation, people_a, people_b, thresholds, diagonal):
+    """Add the pairs of a tile that score above each threshold to `above` (W, 3 * I), for either picture's identity."""
+    r, c = (score > max(min(thresholds), -STEPS - 1)).nonzero(as_tuple=True)  # few pairs, at the usual FARs
+    if diagonal:
+        r, c = r[c > r], c[c > r]
+    score, relation = score[r, c], torch.full_like(r, 2) if relation is None else relation[r, c]
+    for count, threshold in zip(above, thresholds):
+        for people in (people_a[r], people_b[c]):
+            hit = score > max(threshold, -STEPS - 1)
+            count += torch.bincount(relation[hit] * (len(count) // 3) + people[hit], minlength=len(count))
+
+
+def pairs_of_people(identity, state, I):
+    """Labels (N,), 0 to I - 1 and any -> (3, I) int64: pairs of each relation in which each identity takes part."""
+    size = np.bincount(identity, minlength=I)                             # (I,) pictures
+    look, first, size_of_look = np.unique(identity * (state.max(initial=0) + 1) + state, return_index=True, return_counts=True)[0:3]
+    r1 = np.bincount(identity[first], weights=size_of_look * (size_of_look - 1) / 2, minlength=I).astype(np.int64)
+    return np.stack([r1, size * (size - 1) // 2 - r1, size * (len(identity) - size)])
+
+
+# ---------------------------------------------------------------- scores of a set of embeddings, with intervals
+
+def score_embeddings(z, identity, state, fars=FARS, *, one_of=None, seed=0):
+    """Embeddings (N, E), labels (N,) -> {"identity": .., "head": .., "ordering": .., "pairs": .., "histogram": ..}.
+
+    identity and head: verification, and {"interval": {far: 95 % interval of the VR, or None}, "accepted_impostors": {far: pairs
+    behind it}, "roc": {"far": .., "vr": ..}}. one_of: (N,) bool; only pairs with at least one of these. The interval is a
+    bootstrap over identities, which the pairs of one share; its thresholds are watched where a sample of the pictures puts
+    them, since they must be known before the one pass over all pairs."""
+    check_fars(fars)
+    identity, state = np.asarray(identity), np.asarray(state)
+    chosen = np.ones(len(identity), dtype=bool) if one_of is None else np.asarray(one_of)
+    shuffled = np.random.default_rng(seed).permutation(len(identity))
+    some = np.concatenate([shuffled[chosen[shuffled]][:SAMPLE], shuffled[~chosen[shuffled]][:SAMPLE]])
+    sample = count_by_score(torch.as_tensor(z)[some], identity[some], state[some], one_of=None if one_of is None else chosen[some])
+    watch = []
+    for task in TASKS:
+        genuine, impostor = sides(sample.counts, task)
+        watch += operating_points(sample.scores, genuine, impostor, fars)[0].tolist() if impostor.any() else [np.inf] * len(fars)
+    counted = count_by_score(z, identity, state, one_of=one_of, watch=watch)
+    resampled = resample(counted, seed)
+    result = {}
+    for place, task in enumerate(TASKS):
+        genuine, impostor = sides(counted.counts, task)
+        result[task] = verification_of_counts(counted.scores, genuine, impostor, fars)
+        n = result[task]["impostor"]
+        result[task]["accepted_impostors"] = {far: int(far * n + 1e-9) for far in fars}
+        result[task]["interval"] = {far: interval(counted, resampled, task, far, place * len(fars) + w) for w, far in enumerate(fars)}
+        axis = np.geomspace(1 / max(n, 2), 1, 61)
+        rates = operating_points(counted.scores, genuine, impostor, axis)[1]
+        result[task]["roc"] = {"far": axis.tolist(), "vr": rates.tolist()} if n and len(genuine) and genuine.any() else None
+    r1, r2, r3 = counted.counts
+    total = counted.counts.sum(axis=1)
+    mean = counted.counts @ counted.scores / np.maximum(total, 1)
+    result["ordering"] = {"R1>R2": auc(r1, r2), "R2>R3": auc(r2, r3),
+                          "mean": {name: float(m) if t else None for name, m, t in zip(RELATIONS, mean, total)}}
+    result["pairs"] = dict(zip(RELATIONS, total.tolist()))
+    result["histogram"] = {name: np.histogram(counted.scores, BINS, (-1, 1), weights=counts)[0].astype(int).tolist()
+                           for name, counts in zip(RELATIONS, counted.counts)}
+    return result
+
+
+def sides(counts, task):
+    """(3, ..) counts by relation -> those of the task's genuine and of its impostor pairs."""
+    return tuple(counts[places].sum(axis=0) for places in TASKS[task])
+
+
+def resample(counted, seed):
+    """Draw the identities anew, with replacement: PairCounts -> (1 + RESAMPLES, W + 1, 3) pairs above each watched threshold
+    and, last, all pairs. The first row is the data as it is.
+
+    With identity a drawn w_a times, a pair within a counts w_a times, a pair of a and b w_a w_b times; of the latter the
+    linear part, w_a + w_b - 1, which needs the pairs of each identity only and not of each two."""
+    parts = np.concatenate([counted.above, counted.pairs[None]]).astype(float)              # (W + 1, 3, I)
+    I, rng, rows = parts.shape[2], np.random.default_rng(seed), []
+    across = parts[:, 2].sum(axis=1) / 2
+    for draw in range(1 + RESAMPLES):
+        w = np.bincount(rng.integers(0, I, I), minlength=I) if draw else np.ones(I)
+        rows.append(parts @ w)                                                              # (W + 1, 3)
+        rows[-1][:, 2] -= across
+    return np.stack(rows)
+
+
+def interval(counted, resampled, task, far, place):
+    """95 % interval of the VR at a FAR, [low, high]; None where there are no pairs or too few identities to draw from.
+
+    A draw in which `ratio` times as many impostors pass the watched threshold has its own threshold where far / ratio of
+    the data's impostors pass; its VR is the data's there, plus what its genuine pairs gain at the watched threshold."""
+    (g, n), (all_g, all_n) = (sides(resampled[:, row].T, task) for row in (place, -1))      # (1 + RESAMPLES,) each
+    if counted.pairs.shape[1] < FEW or not all_g[0] or not all_n[0]:
+        return None
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.maximum(n / all_n, 0) / (n[0] / all_n[0])
+        shifted = np.where(ratio > 0, far / ratio, far).clip(0, 1)
+        rates = operating_points(counted.scores, *sides(counted.counts, task), shifted)[1] + g / all_g - g[0] / all_g[0]
+    return np.nanquantile(rates[1:].clip(0, 1), [0.025, 0.975]).tolist()
 
 
 # ---------------------------------------------------------------- embeddings of a folder
 
 @torch.inference_mode()
-def embed_rows(network, index, rows, *, size, faces=False, batch_size=256, workers=0, device="cpu", dtype=None):
+def embed_rows(network, index, rows, *, size, faces=False, what="pictures", batch_size=256, workers=0, device="cpu", dtype=None):
     """Embed pictures of an index, in order: whole heads (or, with faces, the aligned faces), `size` pixels a side.
 
-    network: float pictures (B, 3, S, S) in [-1, 1] -> (B, E). -> (z (n, E) float32 on the CPU, the n rows that
-    could be read, messages of the others)."""
+    network: float pictures (B, 3, S, S) in [-1, 1] -> (B, ..). what: the name of this work on screen. -> (z (n, ..) float32
+    on the CPU, the n rows that could be read, messages of the others)."""
     batches = [rows[start:start + batch_size].tolist() for start in range(0, len(rows), batch_size)]
     dataset = HeadDataset(index, head_size=0 if faces else size, face_size=size if faces else 0)
-    z, kept, unreadable = [], [], []
-    for batch in loader(dataset, batches, workers):
+    z, kept, unreadable, progress = [], [], [], Progress(what, len(batches))
+    for step, batch in enumerate(loader(dataset, batches, workers), 1):
         unreadable += batch.unreadable
         if len(batch.row):
             pixels = to_unit((batch.face if faces else batch.head).to(device))
             with autocast(torch.device(device), dtype):
                 z.append(network(pixels).float().cpu())
             kept += batch.row.tolist()
+        progress.show(step, {}, len(batch.row))
+    progress.clear()
     return torch.cat(z) if z else torch.zeros(0, 1), np.array(kept, dtype=np.int64), unreadable
 
 
-def evaluate(student, teacher, index, rows, *, which="id", fars=FARS, flip_sum=False, **how):
-    """Score teacher (or None) and student on rows of an index -> (table rows, the student's z, its rows, unreadable).
+def evaluate(students, teachers, index, rows, *, which="id", fars=FARS, flip_sum=False, device="cpu", **how):
+    """Score networks, {name: network}, on rows of an index -> (table rows, z of the first student, its rows, unreadable).
 
-    flip_sum: the teacher's embedding of a picture is that of the picture plus that of its mirror image, neither
-    normalised, as in published figures of face recognisers; the names of its table rows say so."""
-    networks = [("student, whole heads", lambda heads: getattr(student(heads), "z_" + which), student.image_size, False)]
-    if teacher is not None:
-        embed = (lambda pictures: teacher(pictures) + teacher(pictures.flip(3))) if flip_sum else teacher
-        networks = [(f"teacher{'+mirror' * flip_sum}, {what}", embed, teacher.image_size, what == "aligned faces")
-                    for what in ("aligned faces", "whole heads")] + networks
-    table, unreadable = [], set()
-    for name, network, size, faces in networks:
-        chosen = rows[index.has_face[rows]] if faces else rows
-        z, kept, left_out = embed_rows(network, index, chosen, size=size, faces=faces, **how)
+    A teacher has two rows, aligned faces and whole heads. A student has one, and one more for the pairs in which at least
+    one picture has no face, where there are some. flip_sum: the teacher's embedding of a picture is that of the picture plus
+    that of its mirror image, neither normalised, as in published figures of face recognisers; its rows say so."""
+    jobs = [(name + "+mirror" * flip_sum, teacher, kind) for name, teacher in teachers.items() for kind in ("aligned faces", "whole heads")]
+    jobs += [(name, student, None) for name, student in students.items()]
+    table, unreadable, first = [], set(), (torch.zeros(0, 1), rows[:0])
+    for name, network, kind in jobs:
+        network, what = network.to(device), f"{name}, {kind or 'whole heads'}"
+        embed = network if kind else lambda heads: getattr(network(heads), "z_" + which)
+        if kind and flip_sum:
+            embed = lambda pictures: network(pictures) + network(pictures.flip(3))
+        faces = kind == "aligned faces"
+        z, kept, left_out = embed_rows(embed, index, rows[index.has_face[rows]] if faces else rows, size=network.image_size,
+                                       faces=faces, what=what, device=device, **how)
         unreadable |= set(left_out)
-        if len(kept):
-            scores = score_embeddings(z, index.identity[kept], index.state[kept], fars)
-            table.append({"name": name, "pictures": len(kept), **scores})
-    return table, z, kept, sorted(unreadable)
+        if not len(kept):
+            continue
+        people, trained = np.unique(index.identity[kept]), set(getattr(network, "trained", []))
+        row = {"pictures": len(kept), "people": len(people), "trained_on": sum(index.names[person] in trained for person in people)}
+        behind, views = ~index.has_face[kept], [(what, None)]
+        if kind is None and 0 < behind.sum() < len(behind):
+            views.append((f"{name}, from behind", behind))
+        for what, one_of in views:
+            scores = score_embeddings(z.to(device), index.identity[kept], index.state[kept], fars, one_of=one_of)
+            table.append({"name": what, **row, **scores})
+        if kind is None and not len(first[1]):
+            first = z, kept
+    return table, *first, sorted(unreadable)
 
+
+# ---------------------------------------------------------------- the table
 
 def show(value, mark=""):
     """A number of a table, or n/a for None."""
     return "n/a" if value is None else f"{value:.3f}{mark}"
 
 
-def print_table(table, fars):
-    """Print a row a network, then the pairs behind it. A starred VR has a FAR below 1 / impostor pairs."""
-    columns = [f"VR@{far:g}" for far in fars] + ["AUC"]
-    block, wide = 9 * len(columns), 2 + max([22, *(len(row["name"]) for row in table)])
-    print(f"\n{'':{wide}}{'identity verification':>{block}} |{'head similarity':>{block}} |{'mean s':>21} |{'ordering':>16}")
-    print(" " * wide + 2 * ("".join(f"{name:>9}" for name in columns) + " |") + "     R1     R2     R3 |   R1>R2   R2>R3")
-    unresolved = {}
+def is_unresolved(result, far):
+    """Has a task too few impostor pairs for this FAR?"""
+    return bool(result["impostor"]) and far * result["impostor"] < 1 - 1e-9
+
+
+def table_cells(row, fars):
+    """A row of the table -> {group: [(column, value, 95 % interval or "")]}."""
+    groups = {}
+    for task, title in (("identity", "identity verification"), ("head", "head similarity")):
+        result, cells = row[task], []
+        for far in fars:
+            ends = result["interval"][far]
+            cells.append((f"VR@{far:g}", show(result["vr"][far], "*" * is_unresolved(result, far)), ends and "{:.3f}-{:.3f}".format(*ends) or ""))
+        groups[title] = cells + [("AUC", show(result["auc"]), "")]
+    order = row["ordering"]
+    groups["mean s"] = [(name, show(order["mean"][name]), "") for name in RELATIONS]
+    groups["ordering"] = [(name, show(order[name]), "") for name in ("R1>R2", "R2>R3")]
+    return groups
+
+
+def row_name(row):
+    """The name of a row; with it, how many of the people the network was trained on."""
+    return row["name"] + (f" [trained on {row['trained_on']} of {row['people']} people]" if row["trained_on"] else "")
+
+
+def print_table(table, fars, markdown=False):
+    """Print a row a network, each VR with its 95 % interval, then what stands behind the numbers."""
+    all_cells = [table_cells(row, fars) for row in table]
+    heads = [(group, column) for group, cells in all_cells[0].items() for column, _, _ in cells]
+    if markdown:
+        print("\n| | " + " | ".join(f"{group} {column}" for group, column in heads) + " |\n|---" + "|---:" * len(heads) + "|")
+        for row, groups in zip(table, all_cells):
+            cells = [value + (f" ({ends})" if ends else "") for cells in groups.values() for _, value, ends in cells]
+            print(f"| {row_name(row)} | " + " | ".join(cells) + " |")
+        print()
+    else:
+        wide, width = 1 + max([22, *(len(row_name(row)) for row in table)]), {"identity verification": 12, "head similarity": 12}
+
+        def line(name, texts):
+            parts = ["".join(f"{text:>{width.get(group, 7)}}" for text in cells) for group, cells in texts.items()]
+            print((name.ljust(wide) + " |".join(parts)).rstrip())
+
+        print("\n" + " " * wide + " |".join(f"{group:>{len(cells) * width.get(group, 7)}}" for group, cells in all_cells[0].items()))
+        line("", {group: [column for column, _, _ in cells] for group, cells in all_cells[0].items()})
+        for row, groups in zip(table, all_cells):
+            line(row_name(row), {group: [value for _, value, _ in cells] for group, cells in groups.items()})
+            if any(ends for cells in groups.values() for _, _, ends in cells):
+                line("", {group: [ends for _, _, ends in cells] for group, cells in groups.items()})
+    print_notes(table, fars)
+
+
+def print_notes(table, fars):
+    """Print what stands behind a table: intervals, FARs that the data cannot resolve, numbers of pairs."""
+    if any(row["people"] >= FEW for row in table):
+        print(f"intervals: 95 %, from {RESAMPLES} bootstrap draws of the people" + ("" if all(row["people"] >= FEW for row in table) else f"; none below {FEW} people"))
+    else:
+        print(f"no intervals: they need at least {FEW} people")
+    same = {}
     for row in table:
-        line = row["name"].ljust(wide)
-        for task in ("identity", "head"):
-            result = row[task]
-            starred = [far for far in fars if result["impostor"] and far * result["impostor"] < 1 - 1e-9]
-            if starred:
-                unresolved[task] = f"{task} 1/{result['impostor']} = {result['resolvable_far']:.2g}"
-            line += "".join(f"{show(result['vr'][far], '*' * (far in starred)):>9}" for far in fars)
-            line += f"{show(result['auc']):>9} |"
-        mean, order = row["ordering"]["mean"], row["ordering"]
-        line += "".join(f"{show(mean[name]):>7}" for name in ("R1", "R2", "R3"))
-        print(line + f" |{show(order['R1>R2']):>8}{show(order['R2>R3']):>8}")
-    if unresolved:
-        print(f"* too few impostor pairs for this FAR; the smallest that these resolve: {', '.join(unresolved.values())}")
-    for row in table:
-        pairs = row["pairs"]
-        counts = ", ".join(f"{count} {name}" for name, count in pairs.items())
+        same.setdefault((row["pictures"], row["people"], tuple(row["pairs"].values())), []).append(row)
+    for (pictures, people, _), rows in same.items():
+        pairs, tasks = rows[0]["pairs"], [(name, rows[0][task]) for name, task in (("identity", "identity"), ("head similarity", "head"))]
         missing = " and ".join(name for name, count in pairs.items() if not count)
-        print(f"{row['name']}: {row['pictures']} pictures, {sum(pairs.values())} pairs: {counts}"
-              + (f"; n/a: no pairs of {missing}" if missing else ""))
+        print(f"{'; '.join(row['name'] for row in rows)}: {pictures} pictures of {people} people, {sum(pairs.values())} pairs: "
+              + ", ".join(f"{count} {name}" for name, count in pairs.items()) + (f"; n/a: no pairs of {missing}" if missing else ""))
+        for far in fars:
+            print(f"  impostor pairs accepted at FAR {far:g}: " + ", ".join(
+                f"{result['accepted_impostors'][far]} of {result['impostor']} for {name}" for name, result in tasks))
+        starred = [f"1/{result['impostor']} = {result['resolvable_far']:.2g} for {name}" for name, result in tasks
+                   if any(is_unresolved(result, far) for far in fars)]
+        if starred:
+            print(f"  * too few impostor pairs for this FAR; the smallest that they resolve: {', '.join(starred)}")
 
 
 def write_json(path, content):
@@ -172,9 +383,12 @@ def write_json(path, content):
         file.write(re.sub('(?<=": )-Infinity', "null", json.dumps(content, indent=1)))
 
 
-# ---------------------------------------------------------------- the picture sheet
+# ---------------------------------------------------------------- pictures
 
+MEANING = {"R1": "same look", "R2": "same person, other look", "R3": "another person"}
 COLOURS = {"R1": (30, 150, 60), "R2": (235, 160, 0), "R3": (205, 40, 40), None: (120, 120, 120)}  # green, amber, red
+CURVES = [(31, 119, 180), (214, 39, 40), (44, 160, 44), (148, 103, 189), (255, 127, 14), (23, 190, 207), (140, 86, 75), (227, 119, 194)]
+FONT = functools.cache(ImageFont.load_default)
 
 
 def framed(pixels, relation, text):
@@ -183,14 +397,92 @@ def framed(pixels, relation, text):
     cell = Image.new("RGB", (side + 8, side + 24), "white")
     cell.paste(COLOURS[relation], (1, 1, side + 7, side + 7))
     cell.paste(Image.fromarray(pixels.permute(1, 2, 0).numpy()), (4, 4))
-    ImageDraw.Draw(cell).text((cell.width / 2, side + 15), text, fill="black", anchor="mm", font=ImageFont.load_default(11))
+    ImageDraw.Draw(cell).text((cell.width / 2, side + 15), text, fill="black", anchor="mm", font=FONT(11))
     return torch.from_numpy(np.array(cell)).permute(2, 0, 1)
 
 
-def save_sheet(cells, columns, path):
-    """Draw cells of equal size, `columns` a row, into a picture file."""
+def grid_of(cells, columns, below=0):
+    """Cells of equal size, `columns` a row -> PIL picture with `below` white rows under it."""
     from torchvision.utils import make_grid  # here, since importing torchvision takes as long as all the rest
-    Image.fromarray(make_grid(cells, nrow=columns, padding=2, pad_value=255).permute(1, 2, 0).numpy()).save(path)
+    grid = Image.fromarray(make_grid(cells, nrow=columns, padding=2, pad_value=255).permute(1, 2, 0).numpy())
+    sheet = Image.new("RGB", (grid.width, grid.height + below), "white")
+    sheet.paste(grid)
+    return sheet
+
+
+def legend(draw, x, y, entries, step=0):
+    """Draw (colour, text) entries as squares with text, in a row from (x, y), or with step one below the other."""
+    for colour, text in entries:
+        draw.rectangle((x, y - 5, x + 10, y + 5), fill=colour)
+        draw.text((x + 15, y), text, fill="black", anchor="lm", font=FONT(12))
+        x, y = (x, y + step) if step else (x + 35 + draw.textlength(text, font=FONT(12)), y)
+
+
+RELATION_LEGEND = [(COLOURS[name], f"{name} {meaning}") for name, meaning in MEANING.items()]
+
+
+def axes(draw, box, x_ticks, y_ticks, x_label, y_label):
+    """Draw axes into box (left, top, right, bottom); ticks are {value: text}, the outermost end the axis. -> function
+    (x, y) -> place in pixels."""
+    left, top, right, bottom = box
+    (x0, x1), (y0, y1) = ((min(ticks), max(ticks)) for ticks in (x_ticks, y_ticks))
+
+    def place(x, y):
+        return left + (x - x0) / (x1 - x0) * (right - left), bottom - (y - y0) / (y1 - y0) * (bottom - top)
+
+    for x, text in x_ticks.items():
+        draw.line((place(x, y0), place(x, y1)), fill=(225, 225, 225))
+        draw.text((place(x, y0)[0], bottom + 7), text, fill="black", anchor="mt", font=FONT(12))
+    for y, text in y_ticks.items():
+        draw.line((place(x0, y), place(x1, y)), fill=(225, 225, 225))
+        draw.text((left - 5, place(x0, y)[1]), text, fill="black", anchor="rm", font=FONT(12))
+    draw.rectangle(box, outline="black")
+    draw.text(((left + right) / 2, bottom + 24), x_label, fill="black", anchor="mt", font=FONT(13))
+    draw.text((left, top - 6), y_label, fill="black", anchor="lb", font=FONT(13))
+    return place
+
+
+def ticks(low, high, step, form="{:g}"):
+    """{value: text} of evenly spaced ticks."""
+    return {value: form.format(value) for value in np.arange(low, high + step / 2, step).round(6).tolist()}
+
+
+def histogram_sheet(table, far, path):
+    """Draw, a row of the table each, how s is distributed in each relation, with both thresholds at a FAR."""
+    height = 290
+    sheet = Image.new("RGB", (760, height * len(table)), "white")
+    draw, centres = ImageDraw.Draw(sheet), (np.arange(BINS) + 0.5) / BINS * 2 - 1
+    for i, row in enumerate(table):
+        top, shares = i * height, {name: np.array(counts) / max(1, sum(counts)) for name, counts in row["histogram"].items()}
+        peak = math.ceil(25 * max(0.04, *(share.max() for share in shares.values()))) / 25  # four ticks of whole per cents
+        draw.text((60, top + 12), row["name"], fill="black", anchor="lm", font=FONT(15))
+        legend(draw, 290, top + 12, RELATION_LEGEND)
+        place = axes(draw, (60, top + 62, 740, top + height - 45), ticks(-1, 1, 0.25), ticks(0, peak, peak / 4, "{:.0%}"),
+                     "cosine similarity s", f"share of the relation's pairs in a bin of {2 / BINS:g}")
+        for name, share in shares.items():
+            draw.line([place(x, y) for x, y in zip(centres, share)], fill=COLOURS[name], width=3, joint="curve")
+        for task, title, lift in (("identity", "same person", 40), ("head", "same look", 26)):
+            if (threshold := row[task]["threshold"][far]) is not None and threshold > -1:
+                x, bottom = place(threshold, 0)
+                draw.line((x, top + lift + 14, x, bottom), fill=(60, 60, 60), width=1)
+                draw.text((x - 4, top + lift + 16), f"{title} above {threshold:.3f} (FAR {far:g})", fill=(60, 60, 60), anchor="rm", font=FONT(12))
+    sheet.save(path)
+
+
+def roc_sheet(table, path):
+    """Draw VR against FAR, on a logarithmic axis, of all rows of the table: identity verification, and head similarity."""
+    sheet = Image.new("RGB", (960, 470 + 18 * len(table)), "white")
+    draw = ImageDraw.Draw(sheet)
+    curves = [(row, colour) for row, colour in zip(table, itertools.cycle(CURVES))]
+    for left, task, title in ((60, "identity", "identity verification"), (540, "head", "head similarity")):
+        rocs = [(row[task]["roc"], colour) for row, colour in curves if row[task]["roc"]]
+        lowest = min([-1, *(math.floor(math.log10(roc["far"][0])) for roc, _ in rocs)])
+        place = axes(draw, (left, 50, left + 400, 410), {power: f"{10.0 ** power:g}" for power in range(lowest, 1)}, ticks(0, 1, 0.2),
+                     "FAR: share of impostor pairs accepted", f"{title}, VR: share of genuine pairs accepted")
+        for roc, colour in rocs:
+            draw.line([place(math.log10(far), vr) for far, vr in zip(roc["far"], roc["vr"])], fill=colour, width=3, joint="curve")
+    legend(draw, 60, 462, [(colour, row_name(row)) for row, colour in curves], step=18)
+    sheet.save(path)
 
 
 def relation_of(index, a, b):
@@ -221,19 +513,147 @@ def gallery_sheet(z, index, rows, path, *, queries=6, columns=10, side=80):
         for row, score in zip(rows[gallery[best]], s[best]):
             cells.append(framed(dataset[row][1], relation_of(index, rows[query], row), f"{score:.2f}"))
         cells += [torch.full_like(cells[0], 255)] * (columns - len(best))
-    save_sheet(cells, columns + 1, path)
+    sheet = grid_of(cells, columns + 1, below=24)
+    legend(ImageDraw.Draw(sheet), 8, sheet.height - 13, [*RELATION_LEGEND, ((255, 255, 255), "number: cosine similarity to the query")])
+    sheet.save(path)
+
+
+def save_sheets(path, table, z, index, kept, far):
+    """Draw ranked galleries into path, and beside it -scores and -roc."""
+    stem, ending = os.path.splitext(path)
+    gallery_sheet(z, index, kept, path)
+    histogram_sheet(table, far, f"{stem}-scores{ending}")
+    roc_sheet(table, f"{stem}-roc{ending}")
+    print(f"pictures: {path}, {stem}-scores{ending}, {stem}-roc{ending}")
+
+
+# ---------------------------------------------------------------- compare: the same person, looking the same?
+
+def calibrate(scores, far, people):
+    """What score_embeddings gave -> thresholds to judge other pictures by; None where the pairs to set them are lacking."""
+    thresholds = {task: scores[task]["threshold"][far] for task in TASKS}
+    if None in thresholds.values():
+        return None
+    return {**thresholds, "far": far, "people": people, "resolvable_far": max(scores[task]["resolvable_far"] for task in TASKS)}
+
+
+def judge(score, thresholds):
+    """A score -> "R1", "R2" or "R3" by calibrated thresholds."""
+    return "R1" if score > thresholds["head"] else "R2" if score > thresholds["identity"] else "R3"
+
+
+def frames_of(clip):
+    """Pictures and folders of frames -> list of files; the frames of a folder in the order of the numbers in their names."""
+    files = []
+    for path in clip:
+        if os.path.isdir(path):
+            frames = list_folder(path)[1]
+            if not frames:
+                raise ValueError(f"{path}: no pictures in this folder")
+            number = lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+            files += [os.path.join(path, name) for name in sorted(frames, key=number)]
+        else:
+            files.append(path)
+    return files
+
+
+def index_of_files(files):
+    """Picture files -> HeadIndex of them, in order, with no labels."""
+    n = len(files)
+    zeros = np.zeros(n, dtype=np.int64)
+    return HeadIndex("", None, ["clip"], np.array([os.fsencode(file) for file in files]), zeros, zeros, np.zeros((n, 2), complex),
+                     np.zeros(n, dtype=bool), [])
+
+
+def compare(student, thresholds, reference, clip, *, which="id", json_file=None, sheet=None, **how):
+    """Judge each frame of a clip by its similarity to the reference picture; print it, write JSON and a sheet.
+
+    clip: pictures and folders of frames. -> exit status: 1 where some frames could not be read, else 0."""
+    files = [reference, *frames_of(clip)]
+    index = index_of_files(files)
+    z, kept, unreadable = embed_rows(lambda heads: student.embed(heads, which), index, np.arange(len(files)), size=student.image_size,
+                                     what="frames", **how)
+    if not len(kept) or kept[0] != 0 or len(kept) == 1:
+        raise ValueError(unreadable[0] if 0 not in kept else f"not one of {len(files) - 1} frames could be read ({unreadable[0]})")
+    scores = dict(zip(kept[1:].tolist(), (unit_rows(z[1:]) @ unit_rows(z[:1])[0]).tolist()))
+    frames = [{"file": files[row], "score": scores.get(row), "relation": judge(scores[row], thresholds) if row in scores else None}
+              for row in range(1, len(files))]
+    summary = summarise(frames)
+    print(f"reference: {reference}\nsame look above {thresholds['head']:.3f}, same person above {thresholds['identity']:.3f}: cosine of z_{which} "
+          f"at FAR {thresholds['far']:g} on {thresholds['people']} people")
+    if thresholds["far"] < thresholds["resolvable_far"]:
+        print(f"notice: these people resolve no FAR below {thresholds['resolvable_far']:.2g}: the thresholds are the highest scores of their impostors")
+    for frame in frames:
+        print(f"  {show(frame['score']):>6}  {MEANING[frame['relation']] if frame['relation'] else 'unreadable':<24} {frame['file']}")
+    print(summary["text"])
+    for message in unreadable:
+        print(f"left out: {message}")
+    if sheet:
+        compare_sheet(index, frames, thresholds, sheet)
+        print(f"picture: {sheet}")
+    if json_file:
+        write_json(json_file, {"reference": reference, "embedding": which, "thresholds": thresholds, "summary": summary, "frames": frames,
+                               "unreadable": unreadable})
+        print(f"numbers: {json_file}")
+    return 1 if unreadable else 0
+
+
+def summarise(frames):
+    """Judged frames -> {"frames", "mean", "minimum", "at", each relation's count, "drift": runs of frames that no longer
+    look the same, as [first file, last file, number], "text": all that in words}."""
+    read = [frame for frame in frames if frame["relation"]]
+    scores = [frame["score"] for frame in read]
+    lowest = min(read, key=lambda frame: frame["score"])
+    runs = [list(run) for drifting, run in itertools.groupby(read, key=lambda frame: frame["relation"] != "R1") if drifting]
+    drift = [[run[0]["file"], run[-1]["file"], len(run)] for run in runs]
+    counts = {name: sum(frame["relation"] == name for frame in read) for name in RELATIONS}
+    text = (f"{len(read)} frames: mean {sum(scores) / len(read):.3f}, minimum {lowest['score']:.3f} ({lowest['file']}); "
+            + ", ".join(f"{count} {MEANING[name]}" for name, count in counts.items()))
+    places = [first if number == 1 else f"{first} to {last} ({number} frames)" for first, last, number in drift]
+    text += "\n" + ("drifts from the look of the reference at: " + ", ".join(places) if drift else "no drift: every frame has the look of the reference")
+    return {"frames": len(read), "mean": sum(scores) / len(read), "minimum": lowest["score"], "at": lowest["file"], **counts, "drift": drift,
+            "text": text}
+
+
+def compare_sheet(index, frames, thresholds, path, *, shown=11, side=80):
+    """Draw the reference and up to `shown` frames, evenly chosen, framed in the colour of their relation; below, the score of
+    every frame."""
+    read = [(row, frame) for row, frame in enumerate(frames, 1) if frame["relation"]]
+    dataset = HeadDataset(index, head_size=side, face_size=0)
+    cells = [framed(dataset[0][1], None, "reference")]
+    for place in np.unique(np.linspace(0, len(read) - 1, shown).round().astype(int)):
+        row, frame = read[place]
+        cells.append(framed(dataset[row][1], frame["relation"], f"{row}: {frame['score']:.2f}"))
+    cells += [torch.full_like(cells[0], 255)] * (1 + shown - len(cells))
+    sheet = grid_of(cells, 1 + shown, below=330)
+    draw, top, n = ImageDraw.Draw(sheet), sheet.height - 330, len(frames)
+    legend(draw, 60, top + 18, RELATION_LEGEND)
+    low = min(0.0, math.floor(min(frame["score"] for _, frame in read) * 5) / 5)
+    numbers = {value: str(value) for value in sorted({1, *np.linspace(1, n, min(n, 11)).round().astype(int).tolist()})}
+    place = axes(draw, (60, top + 60, sheet.width - 130, sheet.height - 45), numbers if n > 1 else {0: "", 1: "1", 2: ""}, ticks(low, 1, 0.2),
+                 "frame", "cosine similarity to the reference")
+    for task, title in (("head", "same look"), ("identity", "same person")):
+        if thresholds[task] > low:
+            y = place(1, thresholds[task])[1]
+            draw.line((60, y, sheet.width - 130, y), fill=(60, 60, 60))
+            draw.text((sheet.width - 125, y), f"{title} > {thresholds[task]:.2f}", fill="black", anchor="lm", font=FONT(12))
+    points = [(place(row, frame["score"]), COLOURS[frame["relation"]]) for row, frame in read]
+    draw.line([point for point, _ in points], fill=(90, 90, 90), width=2)
+    for (x, y), colour in points:
+        draw.ellipse((x - 4, y - 4, x + 4, y + 4), fill=colour)
+    sheet.save(path)
 
 
 # ---------------------------------------------------------------- the command line
 
-def held_out_rows(index, checkpoint, own_data):
-    """Rows to evaluate: of the student's own data the identities it was not trained on, of other data all."""
-    trained = np.isin(index.names, checkpoint["trained"])
+def held_out_rows(index, checkpoints, own_data):
+    """Rows to evaluate: of the students' own data the identities that none was trained on, of other data all."""
+    trained = np.isin(index.names, [name for checkpoint in checkpoints for name in checkpoint["trained"]])
     if own_data:
         return np.flatnonzero(~trained[index.identity])
     if trained.any():
-        print(f"notice: {int(trained.sum())} of {len(index.names)} identities have names that this student was trained on; "
-              "if they are the same people, these scores are too good")
+        print(f"notice: {int(trained.sum())} of {len(index.names)} identities have names that a student was trained on; "
+              "if they are the same people, its scores are too good")
     return np.arange(len(index.paths))
 
 
@@ -250,44 +670,93 @@ def teacher_of(path, checkpoint):
     return None
 
 
-def report(path, checkpoint, teacher, index, rows, *, which="id", fars=FARS, json_file=None, sheet=None, device="cpu", **how):
-    """Evaluate the checkpoint, read from path, and teacher (or None) on rows of an index: print the table, write the JSON
-    and the picture sheet."""
+def short_names(paths, kind):
+    """Paths -> {name in the table: path}: the kind alone where there is one, else the folder and the file."""
+    if len(paths) == 1:
+        return {kind: paths[0]}
+    short = [os.path.join(os.path.basename(os.path.dirname(os.path.abspath(path))), os.path.basename(path)) for path in paths]
+    return dict(zip(short if len(set(short)) == len(paths) else paths, paths))
+
+
+def load_students(checkpoints):
+    """{path: checkpoint} -> {name in the table: student}, told on screen."""
+    students = {}
+    for name, path in short_names(list(checkpoints), "student").items():
+        checkpoint = checkpoints[path]
+        students[name] = build(HeadSimilarity, checkpoint, path)
+        students[name].trained = checkpoint["trained"]
+        students[name].description = f"{path}, design {students[name].design}" + (f", epoch {checkpoint['epoch']}" if "epoch" in checkpoint else "")
+        print(f"{name}: {students[name].description}", flush=True)
+    return students
+
+
+def load_teachers(settings, checkpoints):
+    """-> {name in the table: teacher}: that of --teacher, or those of the checkpoints' runs, each file once."""
+    files = {settings.teacher: settings.colour} if settings.teacher else {}
+    if not files:
+        found = {path: teacher_of(path, checkpoint) for path, checkpoint in checkpoints.items()}
+        files = {os.path.realpath(file): settings.colour or (checkpoints[path]["settings"] or {}).get("colour") for path, file in found.items() if file}
+    teachers = {name: load_teacher(file, files[file]) for name, file in short_names(list(files), "teacher").items()}
+    for (name, teacher), file in zip(teachers.items(), files):
+        print(f"{name}: {teacher.description} ({file})", flush=True)
+    if not teachers and (settings.flip_sum or settings.colour):
+        raise ValueError("--flip-sum and --colour are for a teacher, and none is known here: add --teacher FILE")
+    return teachers
+
+
+def open_own_data(settings, checkpoints):
+    """-> (index, rows to evaluate): those of --data, or the held-out people of the first checkpoint that knows its data."""
+    own_data = settings.data is None
+    if own_data:
+        own = next((checkpoint for checkpoint in checkpoints.values() if checkpoint["settings"] is not None), None)
+        if own is None:
+            raise ValueError(f"{settings.ckpt[0]} comes without data of its own: add --data PATH (python data.py --toy PATH draws some)")
+        for name in ("data", "faces", "segment_frames", "segment_gap"):
+            setattr(settings, name, own["settings"][name])
+        if settings.data is None and os.path.isdir(own["root"]):
+            settings.data = own["root"]  # the toy world that it was trained on, not one in this folder
+    index = open_data(settings)
+    return index, held_out_rows(index, checkpoints.values(), own_data)
+
+
+def report(students, teachers, index, rows, *, which="id", fars=FARS, markdown=False, json_file=None, sheet=None, **how):
+    """Evaluate {name: network} on rows of an index: print the table, write the JSON and the pictures. -> the table."""
     if not len(rows):
         print("nobody is held out (the split needs 4 identities): nothing to evaluate; give --data with other people")
         return []
-    student, teacher = build(HeadSimilarity, checkpoint, path).to(device), teacher and teacher.to(device)
-    table, z, kept, unreadable = evaluate(student, teacher, index, rows, which=which, fars=fars, device=device, **how)
+    table, z, kept, unreadable = evaluate(students, teachers, index, rows, which=which, fars=fars, **how)
     if not len(kept):
         raise ValueError(f"{index.root}: not one of {len(rows)} pictures could be read ({unreadable[0]})")
-    people = len(np.unique(index.identity[kept]))
-    print(f"\n{path}: {'epoch {}, '.format(checkpoint['epoch']) if 'epoch' in checkpoint else ''}design {student.design}, "
-          f"embedding z_{which}, {people} identities")
-    print_table(table, fars)
+    print(f"\nembedding of the students: z_{which}")
+    print_table(table, fars, markdown)
     for message in unreadable:
         print(f"left out: {message}")
     if sheet and len(kept) > 1:
-        gallery_sheet(z, index, kept, sheet)
-        print(f"picture sheet: {sheet}")
+        save_sheets(sheet, table, z, index, kept, fars[0])
     if json_file:
-        write_json(json_file, {"checkpoint": path, "embedding": which, "teacher": teacher and teacher.description, "fars": list(fars),
+        describe = lambda networks: {name: network.description for name, network in networks.items()}
+        write_json(json_file, {"students": describe(students), "teachers": describe(teachers), "embedding": which, "fars": list(fars),
                                "data": index.root, "table": table, "unreadable": unreadable})
         print(f"numbers: {json_file}")
     return table
 
 
-def main(argv=None):
-    parser = Parser("Evaluate a Head Similarity checkpoint on held-out identities.")
-    parser.add_argument("--ckpt", metavar="FILE", required=True, help="best.pt or last.pt of a run, or the authors' ours_vit2cls.ckpt")
-    teacher_options(parser, none="that of the checkpoint's run")
+def parse(argv):
+    """Command line -> settings, checked before anything is read."""
+    parser = Parser("Evaluate Head Similarity checkpoints on held-out identities, or compare a clip with a reference.")
+    parser.add_argument("--ckpt", metavar="FILE", nargs="+", required=True, help="best.pt or last.pt of a run, or the authors' ours_vit2cls.ckpt")
+    parser.add_argument("--compare", metavar="PATH", nargs="+",
+                        help="a reference picture, then pictures or folders of frames to compare with it; none: evaluate")
+    teacher_options(parser, none="those of the checkpoints' runs")
     parser.add_argument("--flip-sum", action="store_true", help="teacher: add the embedding of the mirror image, as in published figures")
-    data_options(parser, none="the held-out identities of the checkpoint's own data")
+    data_options(parser, none="the held-out identities of the first checkpoint's own data")
     machine_options(parser)
     parser.add_argument("--embedding", choices=["id", "head"], default="id", help="z_id, the paper's choice, or z_head")
-    parser.add_argument("--fars", type=float, nargs="+", default=list(FARS), help="false accept rates")
+    parser.add_argument("--fars", type=float, nargs="+", default=list(FARS), help="false accept rates; the first sets the thresholds in pictures")
     parser.add_argument("--batch-size", type=int, default=256, help="pictures at a time")
+    parser.add_argument("--md", action="store_true", help="print the table in Markdown")
     parser.add_argument("--json", metavar="FILE", help="write the numbers as JSON too; none: do not")
-    parser.add_argument("--sheet", metavar="FILE", help="draw ranked galleries into this PNG; none: do not")
+    parser.add_argument("--sheet", metavar="FILE", help="draw into this PNG or JPEG, and more beside it; none: do not")
     settings = parser.parse_args(argv)
     check_fars(settings.fars)
     check_numbers(settings, batch_size=1, workers=0)
@@ -298,29 +767,46 @@ def main(argv=None):
             raise ValueError(f"{file}: there is no such folder to write it to")
     if settings.data is None and (settings.faces or settings.segment_frames or settings.segment_gap):
         raise ValueError("--faces, --segment-frames and --segment-gap go with --data")
-    device, dtype = choose_device(settings.device, settings.amp)
-    checkpoint = read_checkpoint(settings.ckpt)
-    own_data = settings.data is None
-    if own_data and checkpoint["settings"] is None:
-        raise ValueError(f"{settings.ckpt} comes without data of its own: add --data PATH (python data.py --toy PATH draws some)")
-    teacher, colour = settings.teacher, settings.colour
-    if teacher is None:
-        teacher, colour = teacher_of(settings.ckpt, checkpoint), colour or (checkpoint["settings"] or {}).get("colour")
-    if teacher is not None:
-        file, teacher = teacher, load_teacher(teacher, colour)
-        print(f"teacher: {teacher.description} ({file})", flush=True)
-    elif settings.flip_sum or colour:
-        raise ValueError("--flip-sum and --colour are for a teacher, and none is known here: add --teacher FILE")
-    if own_data:
-        for name in ("data", "faces", "segment_frames", "segment_gap"):
-            setattr(settings, name, checkpoint["settings"][name])
-        if settings.data is None and os.path.isdir(checkpoint["root"]):
-            settings.data = checkpoint["root"]  # the toy world that it was trained on, not one in this folder
+    if settings.compare is not None:
+        if len(settings.compare) < 2 or len(settings.ckpt) > 1:
+            raise ValueError("--compare needs a reference, at least one picture or folder to compare with it, and one --ckpt")
+        if settings.teacher or settings.colour or settings.flip_sum or settings.md:
+            raise ValueError("--teacher, --colour, --flip-sum and --md do not go with --compare")
+        if settings.data is None and settings.fars[0] != FARS[0]:
+            raise ValueError(f"the thresholds in a checkpoint are at FAR {FARS[0]:g}; for --fars {settings.fars[0]:g} add --data PATH")
+    return settings
+
+
+def stored_or_new_thresholds(settings, checkpoint, student, machine):
+    """Thresholds for --compare: those of the checkpoint, or, with --data, new ones on those people."""
+    if settings.data is None:
+        stored = (checkpoint.get("thresholds") or {}).get(settings.embedding)
+        if stored is None:
+            raise ValueError(f"{settings.ckpt[0]} holds no thresholds: add --data PATH, a folder of people with several looks, to set them")
+        return stored
     index = open_data(settings)
-    rows = held_out_rows(index, checkpoint, own_data)
-    report(settings.ckpt, checkpoint, teacher, index, rows, which=settings.embedding, fars=settings.fars, json_file=settings.json,
-           sheet=settings.sheet, flip_sum=settings.flip_sum, device=device, dtype=dtype, batch_size=settings.batch_size,
-           workers=settings.workers)
+    rows, far = held_out_rows(index, [checkpoint], own_data=False), settings.fars[0]
+    table, _, kept, _ = evaluate({"student": student}, {}, index, rows, which=settings.embedding, fars=[far], **machine)
+    found = calibrate(table[0], far, table[0]["people"]) if table else None
+    if found is None:
+        raise ValueError(f"{index.root}: no thresholds from {len(kept)} pictures; they need pairs of one person and of two")
+    return found
+
+
+def main(argv=None):
+    settings = parse(argv)
+    device, dtype = choose_device(settings.device, settings.amp)
+    machine = dict(device=device, dtype=dtype, batch_size=settings.batch_size, workers=settings.workers)
+    checkpoints = {path: read_checkpoint(path) for path in settings.ckpt}
+    if settings.compare:
+        student, = load_students(checkpoints).values()
+        thresholds = stored_or_new_thresholds(settings, *checkpoints.values(), student.to(device), machine)
+        return compare(student, thresholds, settings.compare[0], settings.compare[1:], which=settings.embedding, json_file=settings.json,
+                       sheet=settings.sheet, **machine)
+    teachers = load_teachers(settings, checkpoints)
+    index, rows = open_own_data(settings, checkpoints)
+    report(load_students(checkpoints), teachers, index, rows, which=settings.embedding, fars=settings.fars, markdown=settings.md,
+           json_file=settings.json, sheet=settings.sheet, flip_sum=settings.flip_sum, **machine)
 
 
 if __name__ == "__main__":

@@ -251,6 +251,10 @@ class Progress:
         line += f"  {rate:.{0 if rate > 10 else 1}f} pictures/s  {int(left // 60)}:{int(left % 60):02d} left"
         print(("\r\033[K" if self.terminal else "") + line, end="" if self.terminal and not force else "\n", flush=True)
 
+    def clear(self):
+        if self.terminal:
+            print("\r\033[K", end="", flush=True)
+
 
 # ---------------------------------------------------------------- pre-training
 

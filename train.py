@@ -182,7 +182,7 @@ def prepare(settings, device, dtype, initial, teacher, sizes):
         trained=[name for name, out in zip(index.names, held_out) if not out], teacher=teacher and teacher.cpu(),
         teacher_path=teacher_path, targets=targets,
         has_target=has_target, student=student, sampler=sampler, batches=loader(dataset, sampler, settings.workers),
-        optimiser=optimiser, schedule=schedule, scaler=scaler, epoch=0, step=0, best=None, unreadable=set())
+        optimiser=optimiser, schedule=schedule, scaler=scaler, epoch=0, step=0, best=None, thresholds=None, unreadable=set())
     keep_trained_out(run)
     return run
 
@@ -333,11 +333,19 @@ def train_epoch(run):
 
 def score(run):
     """The student on the held-out identities, z_id: {"identity_vr", "identity_auc", "head_vr", "head_auc"}; VR at the first
-    FAR, None where there are no pairs. Empty where nobody is held out."""
-    far = run.settings.fars[0]
-    table, *_ = evaluate.evaluate(run.student.eval(), None, run.index, run.test_rows, fars=[far], **run.machine)
-    return {name: value for row in table for task in ("identity", "head")
-            for name, value in ((f"{task}_vr", row[task]["vr"][far]), (f"{task}_auc", row[task]["auc"]))}
+    FAR, None where there are no pairs. Empty where nobody is held out. Sets the thresholds of both embeddings too."""
+    index, student, far = run.index, run.student.eval(), run.settings.fars[0]
+    z, kept, _ = evaluate.embed_rows(lambda heads: torch.stack(student(heads), dim=1), index, run.test_rows,  # (n, 2, E)
+                                     size=student.image_size, what="held out", **run.machine)
+    run.thresholds = None
+    if not len(kept):
+        return {}
+    people = len(np.unique(index.identity[kept]))
+    scores = {which: evaluate.score_embeddings(z[:, place], index.identity[kept], index.state[kept], sorted({far, evaluate.FARS[0]}))
+              for place, which in enumerate(("id", "head"))}
+    run.thresholds = {which: evaluate.calibrate(scores[which], evaluate.FARS[0], people) for which in scores}
+    return {name: value for task in evaluate.TASKS for name, value in ((f"{task}_vr", scores["id"][task]["vr"][far]),
+                                                                       (f"{task}_auc", scores["id"][task]["auc"]))}
 
 
 def evaluate_and_keep_best(run):
@@ -354,16 +362,19 @@ def evaluate_and_keep_best(run):
 
 
 def save(run, name):
-    """Write runs/NAME/<name>: tensors and plain Python values only."""
+    """Write runs/NAME/<name>: tensors and plain Python values only. last.pt also holds what --resume needs."""
     settings = {key: value for key, value in vars(run.settings).items() if key not in ("resume", "out")}
-    save_checkpoint(os.path.join(run.settings.out, name), {
+    content = {
         "kind": "student", "model": run.student.state_dict(), "settings": settings, "trained": run.trained,
         "model_args": dict(design=run.student.design, embed_dim=run.student.embed_dim, **run.student.sizes),
         "teacher": run.teacher_path, "teacher_description": run.teacher and run.teacher.description,
-        "root": os.path.abspath(run.index.root),
-        "optimiser": run.optimiser.state_dict(), "schedule": run.schedule.state_dict(), "scaler": run.scaler.state_dict(),
-        "epoch": run.epoch, "step": run.step, "best": run.best,
-        "random": {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}})
+        "root": os.path.abspath(run.index.root), "epoch": run.epoch, "thresholds": run.thresholds}
+    if name == "last.pt":
+        content |= {
+            "optimiser": run.optimiser.state_dict(), "schedule": run.schedule.state_dict(), "scaler": run.scaler.state_dict(),
+            "step": run.step, "best": run.best,
+            "random": {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}}
+    save_checkpoint(os.path.join(run.settings.out, name), content)
 
 
 def resume(run):
@@ -404,7 +415,7 @@ def main(argv=None):
         if settings.init is not None:
             evaluate_and_keep_best(run)  # the best student may be the one that it starts from
     while run.epoch < settings.epochs:
-        started = time.time()
+        started, run.thresholds = time.time(), None  # thresholds are those of an evaluated epoch
         line = {"epoch": run.epoch + 1, "lr": run.schedule.get_last_lr()[0], **train_epoch(run)}
         line["seconds"] = round(time.time() - started, 2)
         run.epoch += 1
@@ -416,8 +427,9 @@ def main(argv=None):
     if run.unreadable:
         print(f"warning: {len(run.unreadable)} unreadable pictures were left out of training")
     best = os.path.join(settings.out, "best.pt")
-    evaluate.report(best, read_checkpoint(best), run.teacher, run.index, run.test_rows, fars=settings.fars, **run.machine,
-                    json_file=os.path.join(settings.out, "results.json"), sheet=os.path.join(settings.out, "gallery.png"))
+    evaluate.report(evaluate.load_students({best: read_checkpoint(best)}), {"teacher": run.teacher} if run.teacher else {}, run.index,
+                    run.test_rows, fars=settings.fars, **run.machine, json_file=os.path.join(settings.out, "results.json"),
+                    sheet=os.path.join(settings.out, "gallery.png"))
 
 
 if __name__ == "__main__":

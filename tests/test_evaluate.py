@@ -9,8 +9,9 @@ import torch
 from PIL import Image
 
 import evaluate
+from conftest import paint
 from data import scan_heads
-from model import HeadSimilarity, save_checkpoint
+from model import HeadSimilarity, load_model, read_checkpoint, save_checkpoint
 from teacher import AdaFaceViT
 
 
@@ -27,6 +28,18 @@ def test_verification_of_the_hand_case_with_ties():
     result = evaluate.verification([.9, .6, .6, .2], [.6] + [.1] * 9, [0, 0.05, 0.1])
     assert result["vr"] == {0: 0.25, 0.05: 0.25, 0.1: 1.0}
     assert result["auc"] == pytest.approx(0.95, abs=1e-12)
+
+
+def test_verification_of_real_score_lists_equals_the_reference_values():
+    with open(os.path.join(os.path.dirname(__file__), "pair_scores.json"), encoding="utf-8") as file:
+        lists = json.load(file)
+    for expected in lists.values():
+        fars = [float(far) for far in expected["at_far"]]
+        result = evaluate.verification(expected["genuine"], expected["impostor"], fars)
+        assert result["auc"] == pytest.approx(expected["auc"], abs=1e-9)
+        for far, values in zip(fars, expected["at_far"].values()):
+            assert result["vr"][far] == pytest.approx(values["vr"], abs=1e-6)
+            assert result["threshold"][far] == pytest.approx(values["accept_above"], abs=1e-6)
 
 
 def test_achieved_far_never_exceeds_the_target():
@@ -54,34 +67,124 @@ def test_tiny_has_15_pairs_of_the_right_relations(tiny):
     assert (pairs["head"]["genuine"], pairs["head"]["impostor"]) == (2, 13)
 
 
-def test_scores_equal_brute_force_and_ignore_order_and_names():
-    rng = np.random.default_rng(0)
-    z, identity = rng.normal(size=(60, 6)).astype(np.float32), rng.integers(0, 8, 60)
-    state = identity * 3 + rng.integers(0, 3, 60)
-    unit = z / np.linalg.norm(z, axis=1, keepdims=True)
-    found = {"R1": [], "R2": [], "R3": []}
-    for i in range(60):
-        for j in range(i + 1, 60):
-            found["R3" if identity[i] != identity[j] else "R1" if state[i] == state[j] else "R2"].append(float(unit[i] @ unit[j]))
+def clusters(people, looks, frames, *, E=64, seed=0):
+    """Embeddings of people with looks of frames each -> z, identity, state."""
+    generator = torch.Generator().manual_seed(seed)
+    state = np.arange(people * looks * frames) // frames
+    identity = state // looks
+    parts = [torch.randn(count, E, generator=generator) for count in (people, people * looks, len(state))]
+    return 0.7 * parts[0][identity] + 0.7 * parts[1][state] + parts[2], identity, state
+
+
+def dense(z, identity, state, one_of=None):
+    """-> {"R1": scores, ..} of all pairs from the whole matrix, rounded to the steps in which evaluate.py counts."""
+    unit = evaluate.unit_rows(z)
+    s = (unit @ unit.T).mul(evaluate.STEPS).round().clamp(-evaluate.STEPS, evaluate.STEPS).double().numpy() / evaluate.STEPS
+    i, j = np.triu_indices(len(z), 1)
+    if one_of is not None:
+        i, j = i[one_of[i] | one_of[j]], j[one_of[i] | one_of[j]]
+    person, look = identity[i] == identity[j], state[i] == state[j]
+    return {"R1": s[i, j][look], "R2": s[i, j][person & ~look], "R3": s[i, j][~person]}
+
+
+def test_counting_in_tiles_equals_the_dense_matrix_exactly_on_2000_vectors():
+    z, identity, state = clusters(100, 4, 5)
+    s, result = dense(z, identity, state), evaluate.score_embeddings(z, identity, state, [0, 1e-5, 1e-3, 0.1, 1])
+    assert result["pairs"] == {name: len(scores) for name, scores in s.items()} == {"R1": 4000, "R2": 15000, "R3": 1980000}
+    for task, genuine, impostor in (("identity", ("R1", "R2"), ("R3",)), ("head", ("R1",), ("R2", "R3"))):
+        expected = evaluate.verification(*(np.concatenate([s[name] for name in names]) for names in (genuine, impostor)), [0, 1e-5, 1e-3, 0.1, 1])
+        assert {key: result[task][key] for key in expected} == expected
+    for name, scores in s.items():
+        assert result["ordering"]["mean"][name] == pytest.approx(scores.mean(), abs=1e-12)
+        assert result["histogram"][name] == np.histogram(scores, evaluate.BINS, (-1, 1))[0].tolist()
+    wins = np.searchsorted(np.sort(s["R2"]), s["R1"]).mean() / len(s["R2"])
+    ties = (np.searchsorted(np.sort(s["R2"]), s["R1"], side="right") / len(s["R2"])).mean() - wins
+    assert result["ordering"]["R1>R2"] == pytest.approx(wins + ties / 2, abs=1e-12)
+
+
+def test_scores_in_float64_give_the_same_rates_and_an_auc_within_1e_9():
+    z, identity, state = clusters(100, 4, 5)
+    unit = torch.nn.functional.normalize(z.double())
+    i, j = np.triu_indices(len(z), 1)
+    s, person = (unit @ unit.T).numpy()[i, j], identity[i] == identity[j]
+    expected, result = evaluate.verification(s[person], s[~person]), evaluate.score_embeddings(z, identity, state)["identity"]
+    assert result["vr"] == expected["vr"] and result["auc"] == pytest.approx(expected["auc"], abs=1e-9)
+    assert result["threshold"] == pytest.approx(expected["threshold"], abs=1e-6)
+
+
+def test_shuffled_pictures_and_renamed_people_and_looks_change_nothing():
+    z, identity, state = clusters(30, 3, 4)
+    result = evaluate.score_embeddings(z, identity, state)
+    order, names = np.random.default_rng(0).permutation(len(z)), np.random.default_rng(1).permutation(30)
+    again = evaluate.score_embeddings(z[order], names[identity][order], (1000 - state)[order])
+    for scores in (result, again):  # which people a seeded draw takes does depend on their order
+        for task in ("identity", "head"):
+            del scores[task]["interval"]
+    assert result == again
+    looks_by_person = evaluate.score_embeddings(z, identity, state % 3)  # numbered anew in each identity
+    assert looks_by_person["pairs"] == result["pairs"] and looks_by_person["head"]["vr"] == result["head"]["vr"]
+
+
+@pytest.mark.parametrize("tile", [1, 7, 64, 1000])
+def test_tiles_of_any_size_count_the_same_pairs(tile):
+    z, identity, state = clusters(9, 3, 4, E=8)
+    chosen = np.random.default_rng(0).random(len(z)) < 0.3
+    for one_of in (None, chosen):
+        counted, s = evaluate.count_by_score(z, identity, state, one_of=one_of, watch=[0.2], tile=tile), dense(z, identity, state, one_of)
+        assert counted.counts.sum(axis=1).tolist() == [len(scores) for scores in s.values()]
+        for name, counts, pairs, above in zip(s, counted.counts, counted.pairs, counted.above[0]):
+            assert np.repeat(counted.scores, counts) == pytest.approx(np.sort(s[name]), abs=2e-6)
+            both = 2 if name == "R3" else 1  # such a pair stands with either identity
+            assert pairs.sum() == both * len(s[name]) and above.sum() == both * (s[name] > 0.2).sum()
+
+
+def test_pairs_are_counted_by_the_identities_that_take_part():
+    z = torch.tensor([[1., 0], [1, 0.1], [0, 1], [0.1, 1], [-1, 0]])
+    counted = evaluate.count_by_score(z, [7, 7, 7, 9, 9], [0, 0, 1, 2, 3], watch=[0.5])
+    assert counted.pairs.tolist() == [[1, 0], [2, 1], [6, 6]]
+    assert counted.above.tolist() == [[[1, 0], [0, 0], [1, 1]]]
+
+
+def brute_force_bootstrap(z, identity, state, far, draws):
+    """95 % intervals of both VRs, drawing people anew and weighing every single pair."""
+    unit = evaluate.unit_rows(z)
+    i, j = np.triu_indices(len(z), 1)
+    s = (unit @ unit.T).numpy()[i, j]
+    order = np.argsort(-s, kind="stable")
+    i, j = i[order], j[order]
+    same, look, rng, rates = identity[i] == identity[j], state[i] == state[j], np.random.default_rng(5), []
+    for _ in range(draws):
+        w = np.bincount(rng.integers(0, identity.max() + 1, identity.max() + 1), minlength=identity.max() + 1)
+        weight = np.where(same, w[identity[i]], w[identity[i]] * w[identity[j]])
+        for genuine in (same, look):
+            impostors, accepted = np.cumsum(weight * ~genuine), np.cumsum(weight * genuine)
+            rates.append(accepted[max(np.searchsorted(impostors, far * impostors[-1], side="right") - 1, 0)] / accepted[-1])
+    return np.quantile(np.reshape(rates, (draws, 2)), [0.025, 0.975], axis=0).T
+
+
+def test_the_interval_agrees_with_a_bootstrap_that_weighs_every_pair():
+    z, identity, state = clusters(60, 3, 4, E=24)
     result = evaluate.score_embeddings(z, identity, state, [0.01])
-    assert result["pairs"] == {name: len(scores) for name, scores in found.items()}
-    assert result["ordering"]["mean"] == pytest.approx({name: np.mean(scores) for name, scores in found.items()}, abs=1e-5)
-    wins = np.mean([[a > b for b in found["R2"]] for a in found["R1"]])
-    assert result["ordering"]["R1>R2"] == pytest.approx(wins, abs=1e-9)
-    impostor = sorted(found["R3"], reverse=True)
-    threshold = impostor[int(0.01 * len(impostor))]
-    assert result["identity"]["vr"][0.01] == pytest.approx(np.mean([s > threshold for s in found["R1"] + found["R2"]]), abs=1e-9)
-    order = rng.permutation(60)
-    again = evaluate.score_embeddings(z[order], 100 - identity[order], 1000 - state[order], [0.01])
-    assert again["head"]["vr"] == result["head"]["vr"] and again["identity"]["auc"] == pytest.approx(result["identity"]["auc"], abs=1e-9)
+    for task, expected in zip(("identity", "head"), brute_force_bootstrap(z, identity, state, 0.01, 300)):
+        low, high = result[task]["interval"][0.01]
+        assert low < result[task]["vr"][0.01] < high
+        assert [low, high] == pytest.approx(expected, abs=0.25 * (high - low))
+    assert result["identity"]["accepted_impostors"] == {0.01: int(0.01 * result["pairs"]["R3"])}
+    assert evaluate.score_embeddings(z, identity, state, [0.01]) == result  # seeded
 
 
-def test_blocks_of_any_size_find_the_same_pairs():
-    z, identity, state = torch.randn(50, 4), torch.arange(50) % 5, torch.arange(50) % 10
-    whole = evaluate.pair_scores(z, identity, state)
-    for block in (1, 7, 50):
-        parts = evaluate.pair_scores(z, identity, state, block)
-        assert all(np.allclose(parts[name], whole[name], atol=1e-6) for name in whole)
+def test_fewer_than_10_people_give_no_interval():
+    assert evaluate.score_embeddings(*clusters(9, 2, 3))["identity"]["interval"] == {1e-3: None, 1e-2: None}
+    assert evaluate.score_embeddings(*clusters(10, 2, 3))["identity"]["interval"][1e-2] is not None
+
+
+@pytest.mark.parametrize("labels", [([0] * 6, [0, 0, 0, 1, 1, 1]), ([0] * 6, [0] * 6), (range(6), range(6)), ([0], [0])])
+def test_one_identity_one_look_only_strangers_and_one_picture_are_scored_without_an_error(labels):
+    result = evaluate.score_embeddings(torch.randn(len(labels[0]), 4), *map(list, labels))
+    n = len(labels[0])
+    assert sum(result["pairs"].values()) == n * (n - 1) // 2
+    if not result["identity"]["impostor"]:
+        assert result["identity"]["vr"] == {1e-3: None, 1e-2: None} and result["identity"]["roc"] is None
 
 
 def test_a_zero_or_non_finite_embedding_is_a_named_error():
@@ -102,16 +205,32 @@ def test_embeddings_do_not_depend_on_the_batch_size_and_the_last_partial_batch_i
         assert torch.allclose(z, results[0][0], atol=1e-5)
 
 
+def table_row(name, z, identity, state, fars, trained_on=0):
+    return {"name": name, "pictures": len(z), "people": len(set(identity)), "trained_on": trained_on,
+            **evaluate.score_embeddings(z, identity, state, fars)}
+
+
 def test_the_table_marks_a_far_that_the_data_cannot_resolve_and_gives_reasons(tiny, capsys):
     index = scan_heads(tiny)
-    row = {"name": "student", "pictures": 6, **evaluate.score_embeddings(torch.randn(6, 8), index.identity, index.state, [1e-3, 0.5])}
-    evaluate.print_table([row], [1e-3, 0.5])
+    evaluate.print_table([table_row("student", torch.randn(6, 8), index.identity, index.state, [1e-3, 0.5])], [1e-3, 0.5])
     out = capsys.readouterr().out
-    assert "15 pairs: 2 R1, 2 R2, 11 R3" in out and "*" in out and "1/11 = 0.091" in out
-    alone = {"name": "student", "pictures": 2, **evaluate.score_embeddings(torch.randn(2, 8), [0, 0], [0, 0], [0.5])}
-    evaluate.print_table([alone], [0.5])
+    assert "15 pairs: 2 R1, 2 R2, 11 R3" in out and "*" in out and "1/11 = 0.091 for identity" in out
+    assert "accepted at FAR 0.5: 5 of 11 for identity, 6 of 13 for head similarity" in out and "no intervals: they need" in out
+    evaluate.print_table([table_row("student", torch.randn(2, 8), [0, 0], [0, 0], [0.5])], [0.5])
     out = capsys.readouterr().out
     assert "n/a" in out and "no pairs of R2 and R3" in out
+
+
+def test_the_same_table_comes_in_markdown_with_intervals_and_says_who_was_trained_on(capsys):
+    row = table_row("student, whole heads", *clusters(12, 2, 4), [0.01], trained_on=3)
+    evaluate.print_table([row], [0.01], markdown=True)
+    head, rule, line = capsys.readouterr().out.strip().splitlines()[:3]
+    assert head.count("|") == rule.count("|") == line.count("|") == 11
+    assert "identity verification VR@0.01" in head and line.startswith("| student, whole heads [trained on 3 of 12 people] | ")
+    low, high = row["identity"]["interval"][0.01]
+    assert line.split("|")[2].strip() == f"{row['identity']['vr'][0.01]:.3f} ({low:.3f}-{high:.3f})"
+    evaluate.print_table([row], [0.01])
+    assert f"{low:.3f}-{high:.3f}" in capsys.readouterr().out.splitlines()[4]
 
 
 @pytest.mark.parametrize("options, message", [(["--json", "no/dir.json"], "no such folder to write"), (["--sheet", "x.foo"], "must name a .png"),
@@ -136,7 +255,7 @@ def test_every_unreadable_picture_is_named_whichever_network_met_it(tiny, tmp_pa
     index = scan_heads(tiny, faces=tiny)
     open(f"{tiny}/A/s0/0.jpg", "wb").close()
     student = HeadSimilarity(image_size=16, dim=16, depth=1, heads=2).eval()
-    table, _, kept, unreadable = evaluate.evaluate(student, None, index, np.arange(6))
+    table, _, kept, unreadable = evaluate.evaluate({"student": student}, {}, index, np.arange(6))
     assert len(kept) == 5 and len(unreadable) == 1 and "A/s0/0.jpg" in unreadable[0] and table[0]["pictures"] == 5
 
 
@@ -162,7 +281,7 @@ def test_the_mirror_convention_adds_the_embedding_of_the_mirror_image_and_is_tol
     torch.manual_seed(0)
     teacher = AdaFaceViT(image_size=32, dim=32, depth=1, heads=2).eval()
     rows = np.flatnonzero(index.has_face)[:40]
-    table, *_ = evaluate.evaluate(student, teacher, index, rows, flip_sum=True)
+    table, *_ = evaluate.evaluate({"student": student}, {"teacher": teacher}, index, rows, flip_sum=True)
     assert [row["name"] for row in table] == ["teacher+mirror, aligned faces", "teacher+mirror, whole heads", "student, whole heads"]
     summed, kept, _ = evaluate.embed_rows(lambda faces: teacher(faces) + teacher(faces.flip(3)), index, rows, size=32, faces=True)
     plain, *_ = evaluate.embed_rows(teacher, index, rows, size=32, faces=True)
@@ -171,3 +290,156 @@ def test_the_mirror_convention_adds_the_embedding_of_the_mirror_image_and_is_tol
     with pytest.raises(ValueError, match="--flip-sum and --colour are for a teacher"):
         save_checkpoint(str(tmp_path / "s.pt"), {"kind": "student", "model": {}, "model_args": {}, "trained": [], "teacher": None, "settings": None})
         evaluate.main(["--ckpt", str(tmp_path / "s.pt"), "--data", toy, "--flip-sum"])
+
+
+def save_student(path, *, trained=(), thresholds=None, **sizes):
+    torch.manual_seed(0)
+    student = HeadSimilarity(**{"image_size": 16, "dim": 16, "depth": 1, "heads": 2, **sizes})
+    save_checkpoint(path, {"kind": "student", "model": student.state_dict(), "trained": list(trained), "teacher": None, "epoch": 1, "settings": None,
+                           "model_args": {"design": student.design, **student.sizes}, "thresholds": thresholds})
+    return path
+
+
+def test_several_checkpoints_share_one_table_and_pairs_without_a_face_have_a_row_of_their_own(toy, tmp_path, capsys):
+    names = scan_heads(toy).names
+    paths = [save_student(str(tmp_path / "one.pt"), trained=names[:5]), save_student(str(tmp_path / "two.pt"), design="shared")]
+    evaluate.main(["--ckpt", *paths, "--data", toy, "--workers", "0", "--json", str(tmp_path / "r.json"), "--sheet", str(tmp_path / "s.png")])
+    out = capsys.readouterr().out
+    with open(tmp_path / "r.json", encoding="utf-8") as file:
+        table = json.load(file)["table"]
+    folder = tmp_path.name
+    assert [row["name"] for row in table] == [f"{folder}/{name}.pt, {kind}" for name in ("one", "two") for kind in ("whole heads", "from behind")]
+    assert [row["trained_on"] for row in table] == [5, 5, 0, 0] and "[trained on 5 of 48 people]" in out
+    index = scan_heads(toy)
+    faces, n = int(index.has_face.sum()), len(index.paths)
+    assert sum(table[1]["pairs"].values()) == n * (n - 1) // 2 - faces * (faces - 1) // 2 < sum(table[0]["pairs"].values())
+    for name, size in (("s.png", None), ("s-scores.png", (760, 4 * 290)), ("s-roc.png", (960, 470 + 4 * 18))):
+        with Image.open(tmp_path / name) as picture:
+            assert size is None or picture.size == size
+
+
+def test_the_histogram_draws_each_relation_in_its_colour_where_its_scores_are(tmp_path):
+    row = table_row("student", *clusters(12, 2, 4), [0.01])
+    for name, bin_ in (("R1", 90), ("R2", 60), ("R3", 30)):
+        row["histogram"][name] = [0] * bin_ + [10] + [0] * (evaluate.BINS - bin_ - 1)
+    evaluate.histogram_sheet([row], 0.01, str(tmp_path / "h.png"))
+    with Image.open(tmp_path / "h.png") as sheet:
+        for name, bin_ in (("R1", 90), ("R2", 60), ("R3", 30)):
+            x = round(60 + (bin_ + 0.5) / evaluate.BINS * 680)
+            assert evaluate.COLOURS[name] in [sheet.getpixel((x + dx, 150)) for dx in range(-3, 4)]
+
+
+# ---------------------------------------------------------------- compare
+
+THRESHOLDS = {"head": 0.9, "identity": 0.5, "far": 1e-3, "people": 100, "resolvable_far": 1e-5}
+
+
+@pytest.fixture
+def clip(tmp_path):
+    """A checkpoint with thresholds, a reference, and a folder of frames that move away from it."""
+    for i in (1, 2, 9, 10):
+        paint(f"{tmp_path}/clip/frame{i}.png", colour=(20 * i, 200 - 15 * i, 90))
+    paint(f"{tmp_path}/reference.png", colour=(20, 185, 90))
+    save_student(str(tmp_path / "s.pt"), thresholds={"id": THRESHOLDS, "head": {**THRESHOLDS, "head": 2.0, "identity": -2.0}})
+    return tmp_path
+
+
+def run_compare(folder, *more, clip="clip"):
+    status = evaluate.main(["--ckpt", f"{folder}/s.pt", "--compare", f"{folder}/reference.png", f"{folder}/{clip}", "--workers", "0",
+                            "--json", f"{folder}/c.json", *more])
+    with open(f"{folder}/c.json", encoding="utf-8") as file:
+        return status, json.load(file)
+
+
+def test_a_clip_is_judged_frame_by_frame_in_the_order_of_its_numbers(clip, capsys):
+    status, result = run_compare(clip, "--sheet", f"{clip}/c.png")
+    out = capsys.readouterr().out
+    assert status == 0 and [os.path.basename(frame["file"]) for frame in result["frames"]] == [f"frame{i}.png" for i in (1, 2, 9, 10)]
+    model, preprocess = load_model(f"{clip}/s.pt")
+    pictures = [preprocess(Image.open(name)).unsqueeze(0) for name in [f"{clip}/reference.png", *(frame["file"] for frame in result["frames"])]]
+    scores = [model.similarity(pictures[0], picture).item() for picture in pictures[1:]]
+    assert [frame["score"] for frame in result["frames"]] == pytest.approx(scores, abs=1e-5) and scores[0] == pytest.approx(1, abs=1e-5)
+    assert [frame["relation"] for frame in result["frames"]] == ["R1" if s > 0.9 else "R2" if s > 0.5 else "R3" for s in scores]
+    assert result["summary"]["mean"] == pytest.approx(np.mean(scores), abs=1e-5) and result["summary"]["minimum"] == pytest.approx(min(scores), abs=1e-5)
+    assert "same look above 0.900, same person above 0.500" in out and "4 frames: mean" in out
+    with Image.open(f"{clip}/c.png") as sheet:
+        assert sheet.getpixel((4, 20)) == evaluate.COLOURS[None] and sheet.getpixel((4 + 90, 20)) == evaluate.COLOURS["R1"]
+
+
+def test_the_other_embedding_is_judged_by_its_own_thresholds(clip):
+    assert {frame["relation"] for frame in run_compare(clip, "--embedding", "head")[1]["frames"]} == {"R2"}
+
+
+def test_runs_of_frames_that_lost_the_look_are_told_with_their_first_and_last_frame():
+    frames = [{"file": f"{i}.jpg", "score": score, "relation": relation} for i, (score, relation) in enumerate(
+        [(0.95, "R1"), (0.6, "R2"), (0.2, "R3"), (0.93, "R1"), (None, None), (0.7, "R2")])]
+    summary = evaluate.summarise(frames)
+    assert summary["drift"] == [["1.jpg", "2.jpg", 2], ["5.jpg", "5.jpg", 1]]
+    assert (summary["frames"], summary["minimum"], summary["at"], summary["R1"], summary["R2"], summary["R3"]) == (5, 0.2, "2.jpg", 2, 2, 1)
+    assert summary["mean"] == pytest.approx(np.mean([0.95, 0.6, 0.2, 0.93, 0.7]))
+    assert "1.jpg to 2.jpg (2 frames), 5.jpg" in summary["text"]
+    assert "no drift" in evaluate.summarise(frames[:1])["text"]
+
+
+def test_unreadable_frames_are_named_and_the_others_still_scored(clip, capsys):
+    open(f"{clip}/clip/frame2.png", "wb").close()
+    status, result = run_compare(clip, "--sheet", f"{clip}/c.png")
+    assert status == 1 and len(result["unreadable"]) == 1 and "frame2.png" in result["unreadable"][0]
+    assert [frame["relation"] is None for frame in result["frames"]] == [False, True, False, False]
+    assert "left out: " in capsys.readouterr().out
+
+
+def test_what_cannot_be_compared_is_one_message(clip, tmp_path):
+    os.makedirs(f"{clip}/empty")
+    open(f"{clip}/bad.png", "wb").close()
+    for clip_name, message in (("empty", "no pictures in this folder"), ("bad.png", "not one of 1 frames could be read"), ("gone.png", "gone.png")):
+        with pytest.raises(ValueError, match=message):
+            run_compare(clip, clip=clip_name)
+    os.replace(f"{clip}/bad.png", f"{clip}/reference.png")
+    with pytest.raises(ValueError, match="reference.png: not a readable picture"):
+        run_compare(clip)
+    save_student(f"{clip}/s.pt")
+    with pytest.raises(ValueError, match="holds no thresholds: add --data"):
+        run_compare(clip)
+
+
+@pytest.mark.parametrize("options, message", [
+    (["--compare", "a.png"], "--compare needs a reference"), (["--compare", "a.png", "b.png", "--md"], "do not go with --compare"),
+    (["--compare", "a.png", "b.png", "--fars", "0.1"], "for --fars 0.1 add --data")])
+def test_options_that_do_not_go_with_compare_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        evaluate.main(["--ckpt", "nowhere.pt", *options])
+
+
+def test_thresholds_can_be_set_on_other_people(clip, toy, capsys):
+    _, result = run_compare(clip, "--data", toy, "--fars", "0.01")
+    index, (model, _) = scan_heads(toy), load_model(f"{clip}/s.pt")
+    z, kept, _ = evaluate.embed_rows(lambda heads: model(heads).z_id, index, np.arange(len(index.paths)), size=16)
+    scores = evaluate.score_embeddings(z, index.identity[kept], index.state[kept], [0.01])
+    assert result["thresholds"]["head"] == scores["head"]["threshold"][0.01] and result["thresholds"]["people"] == 48
+
+
+# ---------------------------------------------------------------- the score as others use it
+
+def test_the_similarity_of_a_picture_rises_with_one_gradient_step_on_it(tmp_path):
+    model, preprocess = load_model(save_student(str(tmp_path / "s.pt")))
+    torch.manual_seed(1)
+    target, picture = torch.rand(1, 3, 16, 16) * 2 - 1, (torch.rand(1, 3, 16, 16) * 2 - 1).requires_grad_()
+    before = model.similarity(picture, target)
+    before.sum().backward()
+    assert picture.grad.isfinite().all() and picture.grad.abs().sum() > 0
+    with torch.no_grad():
+        assert model.similarity(picture + 0.05 * picture.grad / picture.grad.norm(), target) > before
+
+
+@pytest.mark.parametrize("which", ["id", "head"])
+def test_scores_are_symmetric_do_not_depend_on_the_batch_and_are_1_for_the_same_picture(tmp_path, which):
+    model, _ = load_model(save_student(str(tmp_path / "s.pt"), dim=32, depth=2))
+    torch.manual_seed(2)
+    a, b = torch.rand(2, 9, 3, 16, 16) * 2 - 1
+    with torch.no_grad():
+        scores = model.similarity(a, b, which)
+        assert torch.allclose(model.similarity(b, a, which), scores, atol=1e-5)
+        assert torch.allclose(torch.cat([model.similarity(a[i:i + 1], b[i:i + 1], which) for i in range(9)]), scores, atol=1e-5)
+        assert torch.allclose(model.similarity(a.flip(0), b.flip(0), which).flip(0), scores, atol=1e-5)
+        assert torch.allclose(model.similarity(a, a, which), torch.ones(9), atol=1e-5)

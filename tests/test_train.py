@@ -42,7 +42,7 @@ def weights(path):
 def test_a_run_learns_head_similarity_of_people_it_never_saw(learned):
     with open(os.path.join(learned, "results.json"), encoding="utf-8") as file:
         table = {row["name"]: row for row in json.load(file)["table"]}
-    assert list(table) == ["teacher, aligned faces", "teacher, whole heads", "student, whole heads"]
+    assert list(table) == ["teacher, aligned faces", "teacher, whole heads", "student, whole heads", "student, from behind"]
     student = table["student, whole heads"]
     assert student["head"]["auc"] > 0.75
     assert student["ordering"]["mean"]["R1"] > student["ordering"]["mean"]["R2"] > student["ordering"]["mean"]["R3"]
@@ -64,9 +64,24 @@ def test_every_file_of_a_run_loads_safely_and_evaluates_to_the_printed_numbers(l
     assert "student, whole heads" in capsys.readouterr().out
 
 
+def test_a_checkpoint_holds_the_thresholds_of_its_own_held_out_evaluation(learned, toy, capsys):
+    best, last = (torch.load(os.path.join(learned, name), weights_only=True) for name in ("best.pt", "last.pt"))
+    assert last["thresholds"] is not None and set(last) - set(best) == {"optimiser", "schedule", "scaler", "step", "best", "random"}
+    results = json.load(open(os.path.join(learned, "results.json"), encoding="utf-8"))
+    for task in ("identity", "head"):
+        assert best["thresholds"]["id"][task] == pytest.approx(results["table"][2][task]["threshold"]["0.001"], abs=1e-5)
+    assert best["thresholds"]["id"]["far"] == 1e-3 and best["thresholds"]["head"]["head"] != best["thresholds"]["id"]["head"]
+    person = os.path.join(toy, "person_0000")
+    looks = sorted(os.listdir(person))
+    reference = os.path.join(person, looks[0], sorted(os.listdir(os.path.join(person, looks[0])))[0])
+    assert evaluate.main(["--ckpt", os.path.join(learned, "best.pt"), "--compare", reference, os.path.join(person, looks[0]), "--workers", "0"]) == 0
+    out = capsys.readouterr().out
+    assert "4 frames: mean" in out and f"same look above {best['thresholds']['id']['head']:.3f}" in out
+
+
 def test_evaluating_people_that_were_trained_on_shows_a_notice(learned, toy, capsys):
     evaluate.main(["--ckpt", os.path.join(learned, "best.pt"), "--data", toy, "--workers", "0"])
-    assert "of 48 identities have names that this student was trained on" in capsys.readouterr().out
+    assert "of 48 identities have names that a student was trained on" in capsys.readouterr().out
 
 
 def test_four_epochs_equal_two_and_two_resumed(learned, toy, tmp_path, monkeypatch):
