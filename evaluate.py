@@ -90,6 +90,8 @@ def check_fars(fars):
 # ---------------------------------------------------------------- all pairs of a set of embeddings
 
 STEPS = 2 ** 21  # scores are counted in steps of 1 / STEPS = 4.8e-7, about the error of a float32 cosine of 512 numbers
+COARSE = 2 ** 12  # the same for the sample
+SMALL_COUNTER = 2 ** 31 - 1  # pairs that the 32-bit counters take, a third faster than 64-bit ones, before those are added to
 RELATIONS = ("R1", "R2", "R3")
 TASKS = {"identity": ([0, 1], [2]), "head": ([0], [1, 2])}  # task -> places in RELATIONS of genuine and of impostor pairs
 
@@ -101,39 +103,48 @@ class PairCounts(NamedTuple):
     pairs: np.ndarray   # (3, I) int64, all pairs, likewise
 
 
-def count_by_score(z, identity, state, *, one_of=None, watch=(), tile=1024):
+def count_by_score(z, identity, state, *, one_of=None, watch=(), tile=1024, steps=STEPS):
     """Embeddings (N, E), labels (N,) -> PairCounts of the cosines of all unordered pairs, each once.
 
     one_of: (N,) bool; only pairs with at least one of these. watch: thresholds above which pairs are counted by identity.
-    Works through the N x N matrix in tiles and keeps counters only (100 MB), whatever the labels; on the device of z."""
+    Works through the N x N matrix in tiles and keeps counters only (150 MB), whatever the labels; on the device of z."""
     z = unit_rows(torch.as_tensor(z))
     identity, state = (np.unique(labels, return_inverse=True)[1] for labels in (identity, state))
     chosen = np.ones(len(z), dtype=bool) if one_of is None else np.asarray(one_of)
     order = np.lexsort((state, identity, ~chosen))  # the chosen first; sorted, since most tiles are then of R3 only
-    z, people, looks = z[order], *(torch.as_tensor(labels[order], device=z.device) for labels in (identity, state))
-    N, rows, I = len(z), int(chosen.sum()), int(identity.max(initial=0)) + 1
-    tile = -(-N // max(1, -(-N // tile)))           # tiles of nearly one size, so that all scores are rounded alike
-    counts = z.new_zeros(3 * (2 * STEPS + 1), dtype=torch.int64)
-    above = z.new_zeros(len(watch), 3 * I, dtype=torch.int64)
-    for i in range(0, rows, tile):
-        for j in range(i, N, tile):
-            a, b = slice(i, min(i + tile, rows)), slice(j, j + tile)
-            score = (z[a] @ z[b].T).mul_(STEPS).round_().clamp_(-STEPS, STEPS).int()      # (A, B) in steps
-            relation = None if not np.isin(identity[order[a]], identity[order[b]]).any() else relations(
-                people[a, None], people[b], looks[a, None], looks[b])
-            if len(watch):
-                tally(above, score, relation, people[a], people[b], [threshold * STEPS for threshold in watch], i == j)
-            bins = score.add_((2 if relation is None else relation) * (2 * STEPS + 1) + STEPS)
-            bins = bins[torch.ones_like(bins, dtype=torch.bool).triu_(1)] if i == j else bins.flatten()  # each pair once
-            counts.index_add_(0, bins, counts.new_ones(1).expand(len(bins)))
-    counts = counts.view(3, -1)
+    tile = -(-len(z) // max(1, -(-len(z) // tile)))  # tiles of nearly one size, so that all scores are rounded alike
+    counts, above = count_tiles(z[order], identity[order], state[order], int(chosen.sum()), watch, tile, steps)
     scores = counts.sum(dim=0).nonzero().flatten()
-    above = above.view(-1, 3, I).cpu().numpy()
     above[:, :2] //= 2                              # both pictures of an R1 or R2 pair are of its one identity
-    pairs = pairs_of_people(identity, state, I)
+    pairs = pairs_of_people(identity, state, above.shape[2])
     if one_of is not None:
-        pairs = pairs - pairs_of_people(identity[~chosen], state[~chosen], I)
-    return PairCounts(scores.cpu().numpy() / STEPS - 1, counts[:, scores].cpu().numpy(), above, pairs)
+        pairs = pairs - pairs_of_people(identity[~chosen], state[~chosen], above.shape[2])
+    return PairCounts(scores.cpu().numpy() / steps - 1, counts[:, scores].cpu().numpy(), above.cpu().numpy(), pairs)
+
+
+def count_tiles(z, identity, state, rows, watch, tile, steps):
+    """The loop of count_by_score over the pairs (i, j), i < j and i < rows -> counts (3, 2 * steps + 1), above (W, 3, I)."""
+    people, looks = (torch.as_tensor(labels, device=z.device) for labels in (identity, state))
+    I = int(identity.max(initial=0)) + 1
+    counts, total = (z.new_zeros(3 * (2 * steps + 1), dtype=dtype) for dtype in (torch.int32, torch.int64))
+    above = z.new_zeros(len(watch), 3 * I, dtype=torch.int64)
+    watch, counted = [max(threshold * steps, -steps - 1) for threshold in watch], 0
+    for i, j in ((i, j) for i in range(0, rows, tile) for j in range(i, len(z), tile)):
+        a, b = slice(i, min(i + tile, rows)), slice(j, j + tile)
+        score = (z[a] * steps @ z[b].T).round_().clamp_(-steps, steps).int()                         # (A, B) in steps
+        relation = None                                                                              # all R3
+        if np.isin(identity[a], identity[b]).any():
+            relation = relations(people[a, None], people[b], looks[a, None], looks[b])               # (A, B)
+        if watch:
+            tally(above, score, relation, people[a], people[b], watch, i == j)
+        bins = score.add_((2 if relation is None else relation) * (2 * steps + 1) + steps)
+        bins = bins[torch.ones_like(bins, dtype=torch.bool).triu_(1)] if i == j else bins.flatten()  # each pair once
+        if counted + len(bins) > SMALL_COUNTER:
+            total.add_(counts)
+            counted, counts = 0, counts.zero_()
+        counts.index_add_(0, bins, counts.new_ones(1).expand(len(bins)))
+        counted += len(bins)
+    return total.add_(counts).view(3, -1), above.view(-1, 3, I)
 
 
 def relations(person_a, person_b, look_a, look_b):
@@ -144,14 +155,16 @@ def relations(person_a, person_b, look_a, look_b):
 
 def tally(above, score, relation, people_a, people_b, thresholds, diagonal):
     """Add the pairs of a tile that score above each threshold to `above` (W, 3 * I), for either picture's identity."""
-    r, c = (score > max(min(thresholds), -STEPS - 1)).nonzero(as_tuple=True)  # few pairs, at the usual FARs
+    place = (score.flatten() > min(thresholds)).nonzero().flatten()       # few pairs, at the usual FARs
+    r, c = place // score.shape[1], place % score.shape[1]
     if diagonal:
-        r, c = r[c > r], c[c > r]
-    score, relation = score[r, c], torch.full_like(r, 2) if relation is None else relation[r, c]
+        place, r, c = place[c > r], r[c > r], c[c > r]
+    score, offset = score.flatten()[place], (2 if relation is None else relation.flatten()[place]) * (above.shape[1] // 3)
+    keys = (people_a[r] + offset, people_b[c] + offset)
     for count, threshold in zip(above, thresholds):
-        for people in (people_a[r], people_b[c]):
-            hit = score > max(threshold, -STEPS - 1)
-            count += torch.bincount(relation[hit] * (len(count) // 3) + people[hit], minlength=len(count))
+        hit = score > threshold
+        for key in keys:
+            count += torch.bincount(key[hit], minlength=len(count))
 
 
 def pairs_of_people(identity, state, I):
@@ -176,7 +189,8 @@ def score_embeddings(z, identity, state, fars=FARS, *, one_of=None, seed=0):
     chosen = np.ones(len(identity), dtype=bool) if one_of is None else np.asarray(one_of)
     shuffled = np.random.default_rng(seed).permutation(len(identity))
     some = np.concatenate([shuffled[chosen[shuffled]][:SAMPLE], shuffled[~chosen[shuffled]][:SAMPLE]])
-    sample = count_by_score(torch.as_tensor(z)[some], identity[some], state[some], one_of=None if one_of is None else chosen[some])
+    sample = count_by_score(torch.as_tensor(z)[some], identity[some], state[some], one_of=None if one_of is None else chosen[some],
+                            steps=COARSE)
     watch = []
     for task in TASKS:
         genuine, impostor = sides(sample.counts, task)
@@ -531,10 +545,10 @@ def save_sheets(path, table, z, index, kept, far):
 
 def calibrate(scores, far, people):
     """What score_embeddings gave -> thresholds to judge other pictures by; None where the pairs to set them are lacking."""
-    thresholds = {task: scores[task]["threshold"][far] for task in TASKS}
-    if None in thresholds.values():
+    found = {task: scores[task]["threshold"][far] for task in TASKS} | {task + "_vr": scores[task]["vr"][far] for task in TASKS}
+    if None in found.values():
         return None
-    return {**thresholds, "far": far, "people": people, "resolvable_far": max(scores[task]["resolvable_far"] for task in TASKS)}
+    return {**found, "far": far, "people": people, "resolvable_far": max(scores[task]["resolvable_far"] for task in TASKS)}
 
 
 def judge(score, thresholds):
@@ -579,10 +593,13 @@ def compare(student, thresholds, reference, clip, *, which="id", json_file=None,
     frames = [{"file": files[row], "score": scores.get(row), "relation": judge(scores[row], thresholds) if row in scores else None}
               for row in range(1, len(files))]
     summary = summarise(frames)
-    print(f"reference: {reference}\nsame look above {thresholds['head']:.3f}, same person above {thresholds['identity']:.3f}: cosine of z_{which} "
-          f"at FAR {thresholds['far']:g} on {thresholds['people']} people")
+    print(f"reference: {reference}\nthresholds of the cosine of z_{which}, set at FAR {thresholds['far']:g} on {thresholds['people']} people: "
+          f"same look above {thresholds['head']:.3f} (finds {thresholds['head_vr']:.0%} of such pairs), "
+          f"same person above {thresholds['identity']:.3f} (finds {thresholds['identity_vr']:.0%})")
     if thresholds["far"] < thresholds["resolvable_far"]:
         print(f"notice: these people resolve no FAR below {thresholds['resolvable_far']:.2g}: the thresholds are the highest scores of their impostors")
+    if thresholds["identity_vr"] < 0.9:
+        print(f"notice: {MEANING['R3']} may be the same person unrecognised: this threshold misses {1 - thresholds['identity_vr']:.0%} of such pairs")
     for frame in frames:
         print(f"  {show(frame['score']):>6}  {MEANING[frame['relation']] if frame['relation'] else 'unreadable':<24} {frame['file']}")
     print(summary["text"])
@@ -629,14 +646,14 @@ def compare_sheet(index, frames, thresholds, path, *, shown=11, side=80):
     draw, top, n = ImageDraw.Draw(sheet), sheet.height - 330, len(frames)
     legend(draw, 60, top + 18, RELATION_LEGEND)
     low = min(0.0, math.floor(min(frame["score"] for _, frame in read) * 5) / 5)
-    numbers = {value: str(value) for value in sorted({1, *np.linspace(1, n, min(n, 11)).round().astype(int).tolist()})}
+    numbers = {value: str(value) for value in sorted({1, *np.linspace(1, n, min(n, 20)).round().astype(int).tolist()})}
     place = axes(draw, (60, top + 60, sheet.width - 130, sheet.height - 45), numbers if n > 1 else {0: "", 1: "1", 2: ""}, ticks(low, 1, 0.2),
                  "frame", "cosine similarity to the reference")
-    for task, title in (("head", "same look"), ("identity", "same person")):
+    for task, title, lift in (("head", "same look", -7), ("identity", "same person", 7)):
         if thresholds[task] > low:
             y = place(1, thresholds[task])[1]
             draw.line((60, y, sheet.width - 130, y), fill=(60, 60, 60))
-            draw.text((sheet.width - 125, y), f"{title} > {thresholds[task]:.2f}", fill="black", anchor="lm", font=FONT(12))
+            draw.text((sheet.width - 125, y + lift), f"{title} > {thresholds[task]:.2f}", fill="black", anchor="lm", font=FONT(12))
     points = [(place(row, frame["score"]), COLOURS[frame["relation"]]) for row, frame in read]
     draw.line([point for point, _ in points], fill=(90, 90, 90), width=2)
     for (x, y), colour in points:
@@ -780,8 +797,8 @@ def parse(argv):
 def stored_or_new_thresholds(settings, checkpoint, student, machine):
     """Thresholds for --compare: those of the checkpoint, or, with --data, new ones on those people."""
     if settings.data is None:
-        stored = (checkpoint.get("thresholds") or {}).get(settings.embedding)
-        if stored is None:
+        stored = (checkpoint.get("thresholds") or {}).get(settings.embedding) or {}
+        if set(stored) != {"identity", "head", "identity_vr", "head_vr", "far", "people", "resolvable_far"}:
             raise ValueError(f"{settings.ckpt[0]} holds no thresholds: add --data PATH, a folder of people with several looks, to set them")
         return stored
     index = open_data(settings)

@@ -368,11 +368,11 @@ def save(run, name):
         "kind": "student", "model": run.student.state_dict(), "settings": settings, "trained": run.trained,
         "model_args": dict(design=run.student.design, embed_dim=run.student.embed_dim, **run.student.sizes),
         "teacher": run.teacher_path, "teacher_description": run.teacher and run.teacher.description,
-        "root": os.path.abspath(run.index.root), "epoch": run.epoch, "thresholds": run.thresholds}
+        "root": os.path.abspath(run.index.root), "epoch": run.epoch, "best": run.best, "thresholds": run.thresholds}
     if name == "last.pt":
         content |= {
             "optimiser": run.optimiser.state_dict(), "schedule": run.schedule.state_dict(), "scaler": run.scaler.state_dict(),
-            "step": run.step, "best": run.best,
+            "step": run.step,
             "random": {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}}
     save_checkpoint(os.path.join(run.settings.out, name), content)
 

@@ -138,6 +138,15 @@ def test_tiles_of_any_size_count_the_same_pairs(tile):
             assert pairs.sum() == both * len(s[name]) and above.sum() == both * (s[name] > 0.2).sum()
 
 
+def test_small_counters_are_emptied_before_they_overflow(monkeypatch):
+    z, identity, state = clusters(9, 3, 4, E=8)
+    expected = evaluate.count_by_score(z, identity, state)
+    monkeypatch.setattr(evaluate, "SMALL_COUNTER", 500)
+    emptied = evaluate.count_by_score(z, identity, state, tile=20)
+    assert emptied.counts.dtype == np.int64 and emptied.counts.sum() == expected.counts.sum() == 108 * 107 // 2
+    assert emptied.counts @ emptied.scores == pytest.approx(expected.counts @ expected.scores, abs=1e-3)
+
+
 def test_pairs_are_counted_by_the_identities_that_take_part():
     z = torch.tensor([[1., 0], [1, 0.1], [0, 1], [0.1, 1], [-1, 0]])
     counted = evaluate.count_by_score(z, [7, 7, 7, 9, 9], [0, 0, 1, 2, 3], watch=[0.5])
@@ -331,7 +340,7 @@ def test_the_histogram_draws_each_relation_in_its_colour_where_its_scores_are(tm
 
 # ---------------------------------------------------------------- compare
 
-THRESHOLDS = {"head": 0.9, "identity": 0.5, "far": 1e-3, "people": 100, "resolvable_far": 1e-5}
+THRESHOLDS = {"head": 0.9, "identity": 0.5, "head_vr": 0.8, "identity_vr": 0.7, "far": 1e-3, "people": 100, "resolvable_far": 1e-5}
 
 
 @pytest.fixture
@@ -361,7 +370,7 @@ def test_a_clip_is_judged_frame_by_frame_in_the_order_of_its_numbers(clip, capsy
     assert [frame["score"] for frame in result["frames"]] == pytest.approx(scores, abs=1e-5) and scores[0] == pytest.approx(1, abs=1e-5)
     assert [frame["relation"] for frame in result["frames"]] == ["R1" if s > 0.9 else "R2" if s > 0.5 else "R3" for s in scores]
     assert result["summary"]["mean"] == pytest.approx(np.mean(scores), abs=1e-5) and result["summary"]["minimum"] == pytest.approx(min(scores), abs=1e-5)
-    assert "same look above 0.900, same person above 0.500" in out and "4 frames: mean" in out
+    assert "same look above 0.900 (finds 80% of such pairs), same person above 0.500 (finds 70%)" in out and "4 frames: mean" in out
     with Image.open(f"{clip}/c.png") as sheet:
         assert sheet.getpixel((4, 20)) == evaluate.COLOURS[None] and sheet.getpixel((4 + 90, 20)) == evaluate.COLOURS["R1"]
 
