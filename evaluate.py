@@ -180,42 +180,40 @@ def pairs_of_people(identity, state, I):
 def score_embeddings(z, identity, state, fars=FARS, *, one_of=None, seed=0):
     """Embeddings (N, E), labels (N,) -> {"identity": .., "head": .., "ordering": .., "pairs": .., "histogram": ..}.
 
-    identity and head: verification, and {"interval": {far: 95 % interval of the VR, or None}, "accepted_impostors": {far: pairs
-    behind it}, "roc": {"far": .., "vr": ..}}. one_of: (N,) bool; only pairs with at least one of these. The interval is a
-    bootstrap over identities, which the pairs of one share; its thresholds are watched where a sample of the pictures puts
-    them, since they must be known before the one pass over all pairs."""
+    identity and head: verification, with {"interval": {far: 95 % interval of the VR, or None}, "allowed_impostors": {far: pairs
+    behind it}, "roc": {"far": .., "vr": ..}}. one_of: (N,) bool; only pairs with at least one of these."""
     check_fars(fars)
-    identity, state = np.asarray(identity), np.asarray(state)
-    chosen = np.ones(len(identity), dtype=bool) if one_of is None else np.asarray(one_of)
-    shuffled = np.random.default_rng(seed).permutation(len(identity))
-    some = np.concatenate([shuffled[chosen[shuffled]][:SAMPLE], shuffled[~chosen[shuffled]][:SAMPLE]])
-    sample = count_by_score(torch.as_tensor(z)[some], identity[some], state[some], one_of=None if one_of is None else chosen[some],
-                            steps=COARSE)
-    watch = []
-    for task in TASKS:
-        genuine, impostor = sides(sample.counts, task)
-        watch += operating_points(sample.scores, genuine, impostor, fars)[0].tolist() if impostor.any() else [np.inf] * len(fars)
-    counted = count_by_score(z, identity, state, one_of=one_of, watch=watch)
-    resampled = resample(counted, seed)
-    result = {}
+    watch = [threshold for task in TASKS for threshold in guess_thresholds(z, identity, state, fars, task, one_of, seed)]
+    scores, counts, *_ = counted = count_by_score(z, identity, state, one_of=one_of, watch=watch)
+    resampled, result, total = resample(counted, seed), {}, counts.sum(axis=1)
     for place, task in enumerate(TASKS):
-        genuine, impostor = sides(counted.counts, task)
-        result[task] = verification_of_counts(counted.scores, genuine, impostor, fars)
+        genuine, impostor = sides(counts, task)
+        result[task] = verification_of_counts(scores, genuine, impostor, fars)
         n = result[task]["impostor"]
-        result[task]["accepted_impostors"] = {far: int(far * n + 1e-9) for far in fars}
+        result[task]["allowed_impostors"] = {far: int(far * n + 1e-9) for far in fars}
         result[task]["interval"] = {far: interval(counted, resampled, task, far, place * len(fars) + w) for w, far in enumerate(fars)}
         axis = np.geomspace(1 / max(n, 2), 1, 61)
-        rates = operating_points(counted.scores, genuine, impostor, axis)[1]
-        result[task]["roc"] = {"far": axis.tolist(), "vr": rates.tolist()} if n and len(genuine) and genuine.any() else None
-    r1, r2, r3 = counted.counts
-    total = counted.counts.sum(axis=1)
-    mean = counted.counts @ counted.scores / np.maximum(total, 1)
-    result["ordering"] = {"R1>R2": auc(r1, r2), "R2>R3": auc(r2, r3),
-                          "mean": {name: float(m) if t else None for name, m, t in zip(RELATIONS, mean, total)}}
+        rates = operating_points(scores, genuine, impostor, axis)[1]
+        result[task]["roc"] = {"far": axis.tolist(), "vr": rates.tolist()} if n and genuine.any() else None
+    means = counts @ scores / np.maximum(total, 1)
+    result["ordering"] = {"R1>R2": auc(counts[0], counts[1]), "R2>R3": auc(counts[1], counts[2]),
+                          "mean": {name: float(mean) if n else None for name, mean, n in zip(RELATIONS, means, total)}}
     result["pairs"] = dict(zip(RELATIONS, total.tolist()))
-    result["histogram"] = {name: np.histogram(counted.scores, BINS, (-1, 1), weights=counts)[0].astype(int).tolist()
-                           for name, counts in zip(RELATIONS, counted.counts)}
+    result["histogram"] = {name: np.histogram(scores, BINS, (-1, 1), weights=count)[0].astype(int).tolist()
+                           for name, count in zip(RELATIONS, counts)}
     return result
+
+
+def guess_thresholds(z, identity, state, fars, task, one_of, seed):
+    """Thresholds of a task on a sample of the pictures. The bootstrap needs counts by identity above a threshold near the right
+    one, and that must be known before the one pass over all pairs."""
+    shuffled = np.random.default_rng(seed).permutation(len(identity))
+    chosen = np.ones(len(shuffled), dtype=bool) if one_of is None else np.asarray(one_of)
+    some = np.concatenate([shuffled[chosen[shuffled]][:SAMPLE], shuffled[~chosen[shuffled]][:SAMPLE]])
+    sample = count_by_score(torch.as_tensor(z)[some], np.asarray(identity)[some], np.asarray(state)[some],
+                            one_of=None if one_of is None else chosen[some], steps=COARSE)
+    genuine, impostor = sides(sample.counts, task)
+    return operating_points(sample.scores, genuine, impostor, fars)[0] if impostor.any() else [np.inf] * len(fars)
 
 
 def sides(counts, task):
@@ -345,9 +343,9 @@ def row_name(row):
 def print_table(table, fars, markdown=False):
     """Print a row a network, each VR with its 95 % interval, then what stands behind the numbers."""
     all_cells = [table_cells(row, fars) for row in table]
-    heads = [(group, column) for group, cells in all_cells[0].items() for column, _, _ in cells]
     if markdown:
-        print("\n| | " + " | ".join(f"{group} {column}" for group, column in heads) + " |\n|---" + "|---:" * len(heads) + "|")
+        heads = [f"{group} {column}" for group, cells in all_cells[0].items() for column, _, _ in cells]
+        print("\n| | " + " | ".join(heads) + " |\n|---" + "|---:" * len(heads) + "|")
         for row, groups in zip(table, all_cells):
             cells = [value + (f" ({ends})" if ends else "") for cells in groups.values() for _, value, ends in cells]
             print(f"| {row_name(row)} | " + " | ".join(cells) + " |")
@@ -370,10 +368,7 @@ def print_table(table, fars, markdown=False):
 
 def print_notes(table, fars):
     """Print what stands behind a table: intervals, FARs that the data cannot resolve, numbers of pairs."""
-    if any(row["people"] >= FEW for row in table):
-        print(f"intervals: 95 %, from {RESAMPLES} bootstrap draws of the people" + ("" if all(row["people"] >= FEW for row in table) else f"; none below {FEW} people"))
-    else:
-        print(f"no intervals: they need at least {FEW} people")
+    print(f"below each VR: its 95 % interval, by {RESAMPLES} bootstrap draws of the people (with at least {FEW} people)")
     same = {}
     for row in table:
         same.setdefault((row["pictures"], row["people"], tuple(row["pairs"].values())), []).append(row)
@@ -383,8 +378,8 @@ def print_notes(table, fars):
         print(f"{'; '.join(row['name'] for row in rows)}: {pictures} pictures of {people} people, {sum(pairs.values())} pairs: "
               + ", ".join(f"{count} {name}" for name, count in pairs.items()) + (f"; n/a: no pairs of {missing}" if missing else ""))
         for far in fars:
-            print(f"  impostor pairs accepted at FAR {far:g}: " + ", ".join(
-                f"{result['accepted_impostors'][far]} of {result['impostor']} for {name}" for name, result in tasks))
+            print(f"  impostor pairs allowed at FAR {far:g}: " + ", ".join(
+                f"{result['allowed_impostors'][far]} of {result['impostor']} for {name}" for name, result in tasks))
         starred = [f"1/{result['impostor']} = {result['resolvable_far']:.2g} for {name}" for name, result in tasks
                    if any(is_unresolved(result, far) for far in fars)]
         if starred:
@@ -564,7 +559,7 @@ def frames_of(clip):
             frames = list_folder(path)[1]
             if not frames:
                 raise ValueError(f"{path}: no pictures in this folder")
-            number = lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+            number = lambda name: [int(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", name))]
             files += [os.path.join(path, name) for name in sorted(frames, key=number)]
         else:
             files.append(path)
