@@ -181,7 +181,8 @@ def score_embeddings(z, identity, state, fars=FARS, *, one_of=None, seed=0):
     """Embeddings (N, E), labels (N,) -> {"identity": .., "head": .., "ordering": .., "pairs": .., "histogram": ..}.
 
     identity and head: verification, with {"interval": {far: 95 % interval of the VR, or None}, "allowed_impostors": {far: pairs
-    behind it}, "roc": {"far": .., "vr": ..}}. one_of: (N,) bool; only pairs with at least one of these."""
+    behind it}, "roc": {"far": .., "vr": ..}}; head also {"mistaken_looks": {far: share of R2 accepted}}, which a FAR over mostly
+    R3 hides. one_of: (N,) bool; only pairs with at least one of these."""
     check_fars(fars)
     watch = [threshold for task in TASKS for threshold in guess_thresholds(z, identity, state, fars, task, one_of, seed)]
     scores, counts, *_ = counted = count_by_score(z, identity, state, one_of=one_of, watch=watch)
@@ -192,9 +193,11 @@ def score_embeddings(z, identity, state, fars=FARS, *, one_of=None, seed=0):
         n = result[task]["impostor"]
         result[task]["allowed_impostors"] = {far: int(far * n + 1e-9) for far in fars}
         result[task]["interval"] = {far: interval(counted, resampled, task, far, place * len(fars) + w) for w, far in enumerate(fars)}
-        axis = np.geomspace(1 / max(n, 2), 1, 61)
+        axis = np.geomspace(min(1, 10 / max(n, 1)), 1, 61)  # fewer than ten impostor pairs say little
         rates = operating_points(scores, genuine, impostor, axis)[1]
         result[task]["roc"] = {"far": axis.tolist(), "vr": rates.tolist()} if n and genuine.any() else None
+    result["head"]["mistaken_looks"] = {far: float(counts[1, scores > threshold].sum() / total[1]) if total[1] and threshold is not None else None
+                                        for far, threshold in result["head"]["threshold"].items()}
     means = counts @ scores / np.maximum(total, 1)
     result["ordering"] = {"R1>R2": auc(counts[0], counts[1]), "R2>R3": auc(counts[1], counts[2]),
                           "mean": {name: float(mean) if n else None for name, mean, n in zip(RELATIONS, means, total)}}
@@ -368,7 +371,9 @@ def print_table(table, fars, markdown=False):
 
 def print_notes(table, fars):
     """Print what stands behind a table: intervals, FARs that the data cannot resolve, numbers of pairs."""
-    print(f"below each VR: its 95 % interval, by {RESAMPLES} bootstrap draws of the people (with at least {FEW} people)")
+    print(f"under each VR: its 95 % interval, by {RESAMPLES} bootstrap draws of the people, if at least {FEW}; ordering: how often one score is higher")
+    if any(row["name"].endswith("from behind") for row in table):
+        print("from behind: pairs in which at least one picture has no face")
     same = {}
     for row in table:
         same.setdefault((row["pictures"], row["people"], tuple(row["pairs"].values())), []).append(row)
@@ -377,9 +382,8 @@ def print_notes(table, fars):
         missing = " and ".join(name for name, count in pairs.items() if not count)
         print(f"{'; '.join(row['name'] for row in rows)}: {pictures} pictures of {people} people, {sum(pairs.values())} pairs: "
               + ", ".join(f"{count} {name}" for name, count in pairs.items()) + (f"; n/a: no pairs of {missing}" if missing else ""))
-        for far in fars:
-            print(f"  impostor pairs allowed at FAR {far:g}: " + ", ".join(
-                f"{result['allowed_impostors'][far]} of {result['impostor']} for {name}" for name, result in tasks))
+        print("  impostor pairs allowed at FAR " + "; ".join(f"{far:g}: " + ", ".join(
+            f"{result['allowed_impostors'][far]} ({name})" for name, result in tasks) for far in fars))
         starred = [f"1/{result['impostor']} = {result['resolvable_far']:.2g} for {name}" for name, result in tasks
                    if any(is_unresolved(result, far) for far in fars)]
         if starred:
@@ -394,9 +398,9 @@ def write_json(path, content):
 
 # ---------------------------------------------------------------- pictures
 
-MEANING = {"R1": "same look", "R2": "same person, other look", "R3": "another person"}
+MEANING = {"R1": "same look", "R2": "same person, other look", "R3": "another person", None: "unreadable"}
 COLOURS = {"R1": (30, 150, 60), "R2": (235, 160, 0), "R3": (205, 40, 40), None: (120, 120, 120)}  # green, amber, red
-CURVES = [(31, 119, 180), (214, 39, 40), (44, 160, 44), (148, 103, 189), (255, 127, 14), (23, 190, 207), (140, 86, 75), (227, 119, 194)]
+CURVES = [(20, 90, 200), (0, 0, 0), (150, 60, 200), (0, 170, 190), (130, 130, 130), (240, 100, 180), (110, 70, 40), (90, 110, 240)]
 FONT = functools.cache(ImageFont.load_default)
 
 
@@ -427,7 +431,7 @@ def legend(draw, x, y, entries, step=0):
         x, y = (x, y + step) if step else (x + 35 + draw.textlength(text, font=FONT(12)), y)
 
 
-RELATION_LEGEND = [(COLOURS[name], f"{name} {meaning}") for name, meaning in MEANING.items()]
+RELATION_LEGEND = [(COLOURS[name], f"{name} {MEANING[name]}") for name in RELATIONS]
 
 
 def axes(draw, box, x_ticks, y_ticks, x_label, y_label):
@@ -458,23 +462,25 @@ def ticks(low, high, step, form="{:g}"):
 
 def histogram_sheet(table, far, path):
     """Draw, a row of the table each, how s is distributed in each relation, with both thresholds at a FAR."""
-    height = 290
+    height = 320
     sheet = Image.new("RGB", (760, height * len(table)), "white")
     draw, centres = ImageDraw.Draw(sheet), (np.arange(BINS) + 0.5) / BINS * 2 - 1
     for i, row in enumerate(table):
         top, shares = i * height, {name: np.array(counts) / max(1, sum(counts)) for name, counts in row["histogram"].items()}
-        peak = math.ceil(25 * max(0.04, *(share.max() for share in shares.values()))) / 25  # four ticks of whole per cents
-        draw.text((60, top + 12), row["name"], fill="black", anchor="lm", font=FONT(15))
-        legend(draw, 290, top + 12, RELATION_LEGEND)
-        place = axes(draw, (60, top + 62, 740, top + height - 45), ticks(-1, 1, 0.25), ticks(0, peak, peak / 4, "{:.0%}"),
-                     "cosine similarity s", f"share of the relation's pairs in a bin of {2 / BINS:g}")
+        highest = max(0.04, *(share.max() for share in shares.values()))
+        step = next(step for step in (0.01, 0.02, 0.05, 0.1, 0.25) if highest <= 5 * step)
+        y_ticks = ticks(0, math.ceil(highest / step) * step, step, "{:.0%}")
+        draw.text((60, top + 14), row_name(row), fill="black", anchor="lm", font=FONT(15))
+        legend(draw, 60, top + 36, RELATION_LEGEND)
+        place = axes(draw, (60, top + 92, 740, top + height - 45), ticks(-1, 1, 0.25), y_ticks, "cosine similarity s",
+                     f"share of the relation's pairs in a bin of {2 / BINS:g}")
         for name, share in shares.items():
             draw.line([place(x, y) for x, y in zip(centres, share)], fill=COLOURS[name], width=3, joint="curve")
-        for task, title, lift in (("identity", "same person", 40), ("head", "same look", 26)):
+        for task, title, lift in (("identity", "same person", 64), ("head", "same look", 48)):
             if (threshold := row[task]["threshold"][far]) is not None and threshold > -1:
                 x, bottom = place(threshold, 0)
-                draw.line((x, top + lift + 14, x, bottom), fill=(60, 60, 60), width=1)
-                draw.text((x - 4, top + lift + 16), f"{title} above {threshold:.3f} (FAR {far:g})", fill=(60, 60, 60), anchor="rm", font=FONT(12))
+                draw.line((x, top + lift, x, bottom), fill=(60, 60, 60), width=1)
+                draw.text((x - 4, top + lift + 4), f"{title} above {threshold:.3f} (FAR {far:g})", fill=(60, 60, 60), anchor="rm", font=FONT(12))
     sheet.save(path)
 
 
@@ -527,23 +533,27 @@ def gallery_sheet(z, index, rows, path, *, queries=6, columns=10, side=80):
     sheet.save(path)
 
 
-def save_sheets(path, table, z, index, kept, far):
-    """Draw ranked galleries into path, and beside it -scores and -roc."""
+def save_sheets(path, table, z, index, kept, far, whose):
+    """Draw ranked galleries, by the z of the student `whose`, into path, and beside it -scores and -roc of the whole table."""
     stem, ending = os.path.splitext(path)
     gallery_sheet(z, index, kept, path)
     histogram_sheet(table, far, f"{stem}-scores{ending}")
     roc_sheet(table, f"{stem}-roc{ending}")
-    print(f"pictures: {path}, {stem}-scores{ending}, {stem}-roc{ending}")
+    print(f"pictures: {path} (galleries by {whose}), {stem}-scores{ending}, {stem}-roc{ending}")
 
 
 # ---------------------------------------------------------------- compare: the same person, looking the same?
 
-def calibrate(scores, far, people):
-    """What score_embeddings gave -> thresholds to judge other pictures by; None where the pairs to set them are lacking."""
-    found = {task: scores[task]["threshold"][far] for task in TASKS} | {task + "_vr": scores[task]["vr"][far] for task in TASKS}
+def calibrate(scores, far, people, data):
+    """What score_embeddings gave on so many people of a folder -> thresholds to judge other pictures by, and what to expect
+    of them; None where the pairs to set them are lacking."""
+    identity, head = scores["identity"], scores["head"]
+    found = {"identity": identity["threshold"][far], "identity_vr": identity["vr"][far],
+             "head": head["threshold"][far], "head_vr": head["vr"][far], "mistaken_looks": head["mistaken_looks"][far]}
     if None in found.values():
         return None
-    return {**found, "far": far, "people": people, "resolvable_far": max(scores[task]["resolvable_far"] for task in TASKS)}
+    return {**found, "far": far, "people": people, "data": os.path.basename(os.path.abspath(data)),
+            "resolvable_far": max(identity["resolvable_far"], head["resolvable_far"])}
 
 
 def judge(score, thresholds):
@@ -551,14 +561,18 @@ def judge(score, thresholds):
     return "R1" if score > thresholds["head"] else "R2" if score > thresholds["identity"] else "R3"
 
 
-def frames_of(clip):
-    """Pictures and folders of frames -> list of files; the frames of a folder in the order of the numbers in their names."""
+def frames_of(clip, reference):
+    """Pictures and folders of frames -> list of files; the frames of a folder in the order of the numbers in their names,
+    without the reference, should it lie there."""
+    if os.path.isdir(reference):
+        raise ValueError(f"the reference must be one picture; {reference} is a folder")
     files = []
     for path in clip:
         if os.path.isdir(path):
-            frames = list_folder(path)[1]
+            folders, frames = list_folder(path)
+            frames = [name for name in frames if os.path.realpath(os.path.join(path, name)) != os.path.realpath(reference)]
             if not frames:
-                raise ValueError(f"{path}: no pictures in this folder")
+                raise ValueError(f"{path}: no pictures to compare in this folder; it has {len(folders)} folders in it")
             number = lambda name: [int(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", name))]
             files += [os.path.join(path, name) for name in sorted(frames, key=number)]
         else:
@@ -574,29 +588,23 @@ def index_of_files(files):
                      np.zeros(n, dtype=bool), [])
 
 
-def compare(student, thresholds, reference, clip, *, which="id", json_file=None, sheet=None, **how):
+def compare(student, thresholds, reference, files, *, which="id", json_file=None, sheet=None, **how):
     """Judge each frame of a clip by its similarity to the reference picture; print it, write JSON and a sheet.
 
-    clip: pictures and folders of frames. -> exit status: 1 where some frames could not be read, else 0."""
-    files = [reference, *frames_of(clip)]
-    index = index_of_files(files)
-    z, kept, unreadable = embed_rows(lambda heads: student.embed(heads, which), index, np.arange(len(files)), size=student.image_size,
+    -> exit status: 1 where some frames could not be read, else 0."""
+    index = index_of_files([reference, *files])
+    z, kept, unreadable = embed_rows(lambda heads: student.embed(heads, which), index, np.arange(1 + len(files)), size=student.image_size,
                                      what="frames", **how)
-    if not len(kept) or kept[0] != 0 or len(kept) == 1:
-        raise ValueError(unreadable[0] if 0 not in kept else f"not one of {len(files) - 1} frames could be read ({unreadable[0]})")
-    scores = dict(zip(kept[1:].tolist(), (unit_rows(z[1:]) @ unit_rows(z[:1])[0]).tolist()))
-    frames = [{"file": files[row], "score": scores.get(row), "relation": judge(scores[row], thresholds) if row in scores else None}
-              for row in range(1, len(files))]
+    if 0 not in kept or len(kept) == 1:
+        raise ValueError(unreadable[0] if 0 not in kept else f"not one of {len(files)} frames could be read ({unreadable[0]})")
+    scores = dict(zip(kept.tolist(), (unit_rows(z) @ unit_rows(z[:1])[0]).clamp(-1, 1).tolist()))
+    frames = [{"file": file, "score": scores.get(row), "relation": judge(scores[row], thresholds) if row in scores else None}
+              for row, file in enumerate(files, 1)]
     summary = summarise(frames)
-    print(f"reference: {reference}\nthresholds of the cosine of z_{which}, set at FAR {thresholds['far']:g} on {thresholds['people']} people: "
-          f"same look above {thresholds['head']:.3f} (finds {thresholds['head_vr']:.0%} of such pairs), "
-          f"same person above {thresholds['identity']:.3f} (finds {thresholds['identity_vr']:.0%})")
-    if thresholds["far"] < thresholds["resolvable_far"]:
-        print(f"notice: these people resolve no FAR below {thresholds['resolvable_far']:.2g}: the thresholds are the highest scores of their impostors")
-    if thresholds["identity_vr"] < 0.9:
-        print(f"notice: {MEANING['R3']} may be the same person unrecognised: this threshold misses {1 - thresholds['identity_vr']:.0%} of such pairs")
+    print(f"reference: {reference}")
+    print_thresholds(thresholds, which)
     for frame in frames:
-        print(f"  {show(frame['score']):>6}  {MEANING[frame['relation']] if frame['relation'] else 'unreadable':<24} {frame['file']}")
+        print(f"  {show(frame['score']):>6}  {MEANING[frame['relation']]:<24} {frame['file']}")
     print(summary["text"])
     for message in unreadable:
         print(f"left out: {message}")
@@ -610,49 +618,56 @@ def compare(student, thresholds, reference, clip, *, which="id", json_file=None,
     return 1 if unreadable else 0
 
 
+def print_thresholds(thresholds, which):
+    """Say which thresholds judge, where they come from, and what to expect of them."""
+    print("thresholds of the cosine of z_{which}, at FAR {far:g} on {people} people of {data}:\n"
+          "  same look above {head:.3f}: finds {head_vr:.0%} of such pairs, and takes {mistaken_looks:.0%} of the same person's other looks for it\n"
+          "  same person above {identity:.3f}: finds {identity_vr:.0%} of such pairs; the others are called another person".format(which=which, **thresholds))
+    if thresholds["far"] < thresholds["resolvable_far"]:
+        print(f"notice: these people resolve no FAR below {thresholds['resolvable_far']:.2g}: the thresholds are the highest scores of their impostors")
+
+
 def summarise(frames):
     """Judged frames -> {"frames", "mean", "minimum", "at", each relation's count, "drift": runs of frames that no longer
     look the same, as [first file, last file, number], "text": all that in words}."""
     read = [frame for frame in frames if frame["relation"]]
-    scores = [frame["score"] for frame in read]
-    lowest = min(read, key=lambda frame: frame["score"])
+    mean, lowest = sum(frame["score"] for frame in read) / len(read), min(read, key=lambda frame: frame["score"])
     runs = [list(run) for drifting, run in itertools.groupby(read, key=lambda frame: frame["relation"] != "R1") if drifting]
     drift = [[run[0]["file"], run[-1]["file"], len(run)] for run in runs]
     counts = {name: sum(frame["relation"] == name for frame in read) for name in RELATIONS}
-    text = (f"{len(read)} frames: mean {sum(scores) / len(read):.3f}, minimum {lowest['score']:.3f} ({lowest['file']}); "
-            + ", ".join(f"{count} {MEANING[name]}" for name, count in counts.items()))
+    text = (f"{len(read)} of {len(frames)} frames scored: mean {mean:.3f}, minimum {lowest['score']:.3f} ({lowest['file']})\n"
+            + "; ".join(f"{count} {MEANING[name]}" for name, count in counts.items()) + "\n")
     places = [first if number == 1 else f"{first} to {last} ({number} frames)" for first, last, number in drift]
-    text += "\n" + ("drifts from the look of the reference at: " + ", ".join(places) if drift else "no drift: every frame has the look of the reference")
-    return {"frames": len(read), "mean": sum(scores) / len(read), "minimum": lowest["score"], "at": lowest["file"], **counts, "drift": drift,
-            "text": text}
+    text += "drifts from the look of the reference at: " + ", ".join(places) if drift else "no drift: every frame has the look of the reference"
+    return {"frames": len(read), "mean": mean, "minimum": lowest["score"], "at": lowest["file"], **counts, "drift": drift, "text": text}
 
 
 def compare_sheet(index, frames, thresholds, path, *, shown=11, side=80):
-    """Draw the reference and up to `shown` frames, evenly chosen, framed in the colour of their relation; below, the score of
-    every frame."""
-    read = [(row, frame) for row, frame in enumerate(frames, 1) if frame["relation"]]
-    dataset = HeadDataset(index, head_size=side, face_size=0)
+    """Draw the reference and up to `shown` frames, evenly chosen and with the lowest score, framed in the colour of their
+    relation; below, the score of every frame that could be read."""
+    read = {number: frame for number, frame in enumerate(frames, 1) if frame["relation"]}
+    dataset, lowest = HeadDataset(index, head_size=side, face_size=0), min(read, key=lambda number: read[number]["score"])
     cells = [framed(dataset[0][1], None, "reference")]
-    for place in np.unique(np.linspace(0, len(read) - 1, shown).round().astype(int)):
-        row, frame = read[place]
-        cells.append(framed(dataset[row][1], frame["relation"], f"{row}: {frame['score']:.2f}"))
+    for number in sorted({lowest, *np.array(list(read))[np.linspace(0, len(read) - 1, shown - 1).round().astype(int)].tolist()}):
+        cells.append(framed(dataset[number][1], read[number]["relation"], f"{number}: {read[number]['score']:.2f}"))
     cells += [torch.full_like(cells[0], 255)] * (1 + shown - len(cells))
     sheet = grid_of(cells, 1 + shown, below=330)
-    draw, top, n = ImageDraw.Draw(sheet), sheet.height - 330, len(frames)
+    draw, top, right, n = ImageDraw.Draw(sheet), sheet.height - 330, sheet.width - 130, len(frames)
     legend(draw, 60, top + 18, RELATION_LEGEND)
-    low = min(0.0, math.floor(min(frame["score"] for _, frame in read) * 5) / 5)
-    numbers = {value: str(value) for value in sorted({1, *np.linspace(1, n, min(n, 20)).round().astype(int).tolist()})}
-    place = axes(draw, (60, top + 60, sheet.width - 130, sheet.height - 45), numbers if n > 1 else {0: "", 1: "1", 2: ""}, ticks(low, 1, 0.2),
-                 "frame", "cosine similarity to the reference")
+    low = min(0.0, math.floor(min(frame["score"] for frame in read.values()) * 5) / 5)
+    x_ticks = {n + 1: "", **{number: str(number) for number in range(1, n + 1, math.ceil(n / 20))}}
+    place = axes(draw, (60, top + 60, right, sheet.height - 45), x_ticks, ticks(low, 1, 0.2), "frame: place in the clip",
+                 "cosine similarity to the reference")
     for task, title, lift in (("head", "same look", -7), ("identity", "same person", 7)):
         if thresholds[task] > low:
             y = place(1, thresholds[task])[1]
-            draw.line((60, y, sheet.width - 130, y), fill=(60, 60, 60))
-            draw.text((sheet.width - 125, y + lift), f"{title} > {thresholds[task]:.2f}", fill="black", anchor="lm", font=FONT(12))
-    points = [(place(row, frame["score"]), COLOURS[frame["relation"]]) for row, frame in read]
-    draw.line([point for point, _ in points], fill=(90, 90, 90), width=2)
-    for (x, y), colour in points:
-        draw.ellipse((x - 4, y - 4, x + 4, y + 4), fill=colour)
+            draw.line((60, y, right, y), fill=(60, 60, 60))
+            draw.text((right + 5, y + lift), f"{title} > {thresholds[task]:.2f}", fill="black", anchor="lm", font=FONT(12))
+    for number, frame in read.items():
+        if number + 1 in read:  # the line has gaps where frames could not be read
+            draw.line((place(number, frame["score"]), place(number + 1, read[number + 1]["score"])), fill=(90, 90, 90), width=2)
+    for number, frame in read.items():
+        draw.circle(place(number, frame["score"]), 4, fill=COLOURS[frame["relation"]])
     sheet.save(path)
 
 
@@ -744,7 +759,7 @@ def report(students, teachers, index, rows, *, which="id", fars=FARS, markdown=F
     for message in unreadable:
         print(f"left out: {message}")
     if sheet and len(kept) > 1:
-        save_sheets(sheet, table, z, index, kept, fars[0])
+        save_sheets(sheet, table, z, index, kept, fars[0], next(iter(students)))
     if json_file:
         describe = lambda networks: {name: network.description for name, network in networks.items()}
         write_json(json_file, {"students": describe(students), "teachers": describe(teachers), "embedding": which, "fars": list(fars),
@@ -784,24 +799,23 @@ def parse(argv):
             raise ValueError("--compare needs a reference, at least one picture or folder to compare with it, and one --ckpt")
         if settings.teacher or settings.colour or settings.flip_sum or settings.md:
             raise ValueError("--teacher, --colour, --flip-sum and --md do not go with --compare")
-        if settings.data is None and settings.fars[0] != FARS[0]:
-            raise ValueError(f"the thresholds in a checkpoint are at FAR {FARS[0]:g}; for --fars {settings.fars[0]:g} add --data PATH")
     return settings
 
 
-def stored_or_new_thresholds(settings, checkpoint, student, machine):
-    """Thresholds for --compare: those of the checkpoint, or, with --data, new ones on those people."""
-    if settings.data is None:
-        stored = (checkpoint.get("thresholds") or {}).get(settings.embedding) or {}
-        if set(stored) != {"identity", "head", "identity_vr", "head_vr", "far", "people", "resolvable_far"}:
-            raise ValueError(f"{settings.ckpt[0]} holds no thresholds: add --data PATH, a folder of people with several looks, to set them")
+THRESHOLDS = {"identity", "identity_vr", "head", "head_vr", "mistaken_looks", "far", "people", "data", "resolvable_far"}
+
+
+def thresholds_for(settings, checkpoint, student, machine):
+    """Thresholds for --compare: those in the checkpoint, or, for other people or another FAR, or where it has none, new ones."""
+    far, stored = settings.fars[0], checkpoint.get("thresholds")
+    stored = stored.get(settings.embedding) if isinstance(stored, dict) else None
+    if settings.data is None and isinstance(stored, dict) and set(stored) == THRESHOLDS and stored["far"] == far:
         return stored
-    index = open_data(settings)
-    rows, far = held_out_rows(index, [checkpoint], own_data=False), settings.fars[0]
+    index, rows = open_own_data(settings, {settings.ckpt[0]: checkpoint})
     table, _, kept, _ = evaluate({"student": student}, {}, index, rows, which=settings.embedding, fars=[far], **machine)
-    found = calibrate(table[0], far, table[0]["people"]) if table else None
+    found = calibrate(table[0], far, table[0]["people"], index.root) if table else None
     if found is None:
-        raise ValueError(f"{index.root}: no thresholds from {len(kept)} pictures; they need pairs of one person and of two")
+        raise ValueError(f"{index.root}: no thresholds from {len(kept)} pictures; they need pairs of one look, of two looks, of two people")
     return found
 
 
@@ -809,12 +823,14 @@ def main(argv=None):
     settings = parse(argv)
     device, dtype = choose_device(settings.device, settings.amp)
     machine = dict(device=device, dtype=dtype, batch_size=settings.batch_size, workers=settings.workers)
+    reference, *clip = settings.compare or [None]
+    files = frames_of(clip, reference) if reference else []
     checkpoints = {path: read_checkpoint(path) for path in settings.ckpt}
-    if settings.compare:
+    if reference:
         student, = load_students(checkpoints).values()
-        thresholds = stored_or_new_thresholds(settings, *checkpoints.values(), student.to(device), machine)
-        return compare(student, thresholds, settings.compare[0], settings.compare[1:], which=settings.embedding, json_file=settings.json,
-                       sheet=settings.sheet, **machine)
+        thresholds = thresholds_for(settings, *checkpoints.values(), student.to(device), machine)
+        return compare(student, thresholds, reference, files, which=settings.embedding, json_file=settings.json, sheet=settings.sheet,
+                       **machine)
     teachers = load_teachers(settings, checkpoints)
     index, rows = open_own_data(settings, checkpoints)
     report(load_students(checkpoints), teachers, index, rows, which=settings.embedding, fars=settings.fars, markdown=settings.md,

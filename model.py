@@ -152,6 +152,8 @@ class VisionTransformer(nn.Module):
             nn.init.trunc_normal_(self.cls_token, std=0.02)
 
     def tokens(self, images):
+        if images.shape[1:] != (3, self.image_size, self.image_size):
+            raise ValueError(f"pictures must be (B, 3, {self.image_size}, {self.image_size}); got {tuple(images.shape)}")
         x = self.patch_embed(images) + self.pos_embed                   # (B, N, D)
         if self.num_cls:
             cls = self.cls_token.to(x.dtype).expand(len(x), -1, -1)     # (B, num_cls, D)

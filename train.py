@@ -343,7 +343,7 @@ def score(run):
     people = len(np.unique(index.identity[kept]))
     scores = {which: evaluate.score_embeddings(z[:, place], index.identity[kept], index.state[kept], sorted({far, evaluate.FARS[0]}))
               for place, which in enumerate(("id", "head"))}
-    run.thresholds = {which: evaluate.calibrate(scores[which], evaluate.FARS[0], people) for which in scores}
+    run.thresholds = {which: evaluate.calibrate(scores[which], evaluate.FARS[0], people, index.root) for which in scores}
     return {name: value for task in evaluate.TASKS for name, value in ((f"{task}_vr", scores["id"][task]["vr"][far]),
                                                                        (f"{task}_auc", scores["id"][task]["auc"]))}
 

@@ -224,7 +224,7 @@ def test_the_table_marks_a_far_that_the_data_cannot_resolve_and_gives_reasons(ti
     evaluate.print_table([table_row("student", torch.randn(6, 8), index.identity, index.state, [1e-3, 0.5])], [1e-3, 0.5])
     out = capsys.readouterr().out
     assert "15 pairs: 2 R1, 2 R2, 11 R3" in out and "*" in out and "1/11 = 0.091 for identity" in out
-    assert "allowed at FAR 0.5: 5 of 11 for identity, 6 of 13 for head similarity" in out
+    assert "allowed at FAR 0.001: 0 (identity), 0 (head similarity); 0.5: 5 (identity), 6 (head similarity)" in out
     evaluate.print_table([table_row("student", torch.randn(2, 8), [0, 0], [0, 0], [0.5])], [0.5])
     out = capsys.readouterr().out
     assert "n/a" in out and "no pairs of R2 and R3" in out
@@ -322,7 +322,7 @@ def test_several_checkpoints_share_one_table_and_pairs_without_a_face_have_a_row
     index = scan_heads(toy)
     faces, n = int(index.has_face.sum()), len(index.paths)
     assert sum(table[1]["pairs"].values()) == n * (n - 1) // 2 - faces * (faces - 1) // 2 < sum(table[0]["pairs"].values())
-    for name, size in (("s.png", None), ("s-scores.png", (760, 4 * 290)), ("s-roc.png", (960, 470 + 4 * 18))):
+    for name, size in (("s.png", None), ("s-scores.png", (760, 4 * 320)), ("s-roc.png", (960, 470 + 4 * 18))):
         with Image.open(tmp_path / name) as picture:
             assert size is None or picture.size == size
 
@@ -335,12 +335,13 @@ def test_the_histogram_draws_each_relation_in_its_colour_where_its_scores_are(tm
     with Image.open(tmp_path / "h.png") as sheet:
         for name, bin_ in (("R1", 90), ("R2", 60), ("R3", 30)):
             x = round(60 + (bin_ + 0.5) / evaluate.BINS * 680)
-            assert evaluate.COLOURS[name] in [sheet.getpixel((x + dx, 150)) for dx in range(-3, 4)]
+            assert evaluate.COLOURS[name] in [sheet.getpixel((x + dx, 180)) for dx in range(-3, 4)]
 
 
 # ---------------------------------------------------------------- compare
 
-THRESHOLDS = {"head": 0.9, "identity": 0.5, "head_vr": 0.8, "identity_vr": 0.7, "far": 1e-3, "people": 100, "resolvable_far": 1e-5}
+THRESHOLDS = {"head": 0.9, "identity": 0.5, "head_vr": 0.8, "identity_vr": 0.7, "mistaken_looks": 0.04, "far": 1e-3, "people": 100, "data": "heads",
+              "resolvable_far": 1e-5}
 
 
 @pytest.fixture
@@ -370,9 +371,29 @@ def test_a_clip_is_judged_frame_by_frame_in_the_order_of_its_numbers(clip, capsy
     assert [frame["score"] for frame in result["frames"]] == pytest.approx(scores, abs=1e-5) and scores[0] == pytest.approx(1, abs=1e-5)
     assert [frame["relation"] for frame in result["frames"]] == ["R1" if s > 0.9 else "R2" if s > 0.5 else "R3" for s in scores]
     assert result["summary"]["mean"] == pytest.approx(np.mean(scores), abs=1e-5) and result["summary"]["minimum"] == pytest.approx(min(scores), abs=1e-5)
-    assert "same look above 0.900 (finds 80% of such pairs), same person above 0.500 (finds 70%)" in out and "4 frames: mean" in out
+    assert "same look above 0.900: finds 80% of such pairs, and takes 4% of" in out and "same person above 0.500: finds 70%" in out
+    assert "on 100 people of heads" in out and "4 of 4 frames scored: mean" in out
     with Image.open(f"{clip}/c.png") as sheet:
         assert sheet.getpixel((4, 20)) == evaluate.COLOURS[None] and sheet.getpixel((4 + 90, 20)) == evaluate.COLOURS["R1"]
+
+
+def test_the_reference_is_no_frame_of_its_own_folder_but_may_be_compared_with_itself(clip):
+    os.replace(f"{clip}/reference.png", f"{clip}/clip/frame0.png")
+    argv = ["--ckpt", f"{clip}/s.pt", "--workers", "0", "--json", f"{clip}/c.json", "--compare", f"{clip}/clip/frame0.png"]
+    for rest, expected in ((f"{clip}/clip", ["frame1.png", "frame2.png", "frame9.png", "frame10.png"]), (argv[-1], ["frame0.png"])):
+        evaluate.main([*argv, rest])
+        with open(f"{clip}/c.json", encoding="utf-8") as file:
+            frames = json.load(file)["frames"]
+        assert [os.path.basename(frame["file"]) for frame in frames] == expected
+    assert frames[0]["score"] == pytest.approx(1, abs=1e-5) and frames[0]["score"] <= 1
+
+
+def test_the_share_of_other_looks_that_pass_for_the_same_is_told():
+    z, identity, state = clusters(20, 3, 4)
+    s, result = dense(z, identity, state), evaluate.score_embeddings(z, identity, state, [0.01, 0.1])["head"]
+    for far, threshold in result["threshold"].items():
+        assert result["mistaken_looks"][far] == pytest.approx((s["R2"] > threshold).mean(), abs=1e-12)
+    assert 0 < result["mistaken_looks"][0.01] < result["mistaken_looks"][0.1]
 
 
 def test_the_other_embedding_is_judged_by_its_own_thresholds(clip):
@@ -401,20 +422,21 @@ def test_unreadable_frames_are_named_and_the_others_still_scored(clip, capsys):
 def test_what_cannot_be_compared_is_one_message(clip, tmp_path):
     os.makedirs(f"{clip}/empty")
     open(f"{clip}/bad.png", "wb").close()
-    for clip_name, message in (("empty", "no pictures in this folder"), ("bad.png", "not one of 1 frames could be read"), ("gone.png", "gone.png")):
+    for clip_name, message in (("empty", "no pictures to compare in this folder"), ("bad.png", "not one of 1 frames could be read"), ("gone.png", "gone.png")):
         with pytest.raises(ValueError, match=message):
             run_compare(clip, clip=clip_name)
     os.replace(f"{clip}/bad.png", f"{clip}/reference.png")
     with pytest.raises(ValueError, match="reference.png: not a readable picture"):
         run_compare(clip)
+    paint(f"{clip}/reference.png")
     save_student(f"{clip}/s.pt")
-    with pytest.raises(ValueError, match="holds no thresholds: add --data"):
+    with pytest.raises(ValueError, match="comes without data of its own: add --data"):
         run_compare(clip)
 
 
 @pytest.mark.parametrize("options, message", [
     (["--compare", "a.png"], "--compare needs a reference"), (["--compare", "a.png", "b.png", "--md"], "do not go with --compare"),
-    (["--compare", "a.png", "b.png", "--fars", "0.1"], "for --fars 0.1 add --data")])
+    (["--compare", ".", "b.png"], "the reference must be one picture")])
 def test_options_that_do_not_go_with_compare_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         evaluate.main(["--ckpt", "nowhere.pt", *options])

@@ -76,7 +76,8 @@ def test_a_checkpoint_holds_the_thresholds_of_its_own_held_out_evaluation(learne
     reference = os.path.join(person, looks[0], sorted(os.listdir(os.path.join(person, looks[0])))[0])
     assert evaluate.main(["--ckpt", os.path.join(learned, "best.pt"), "--compare", reference, os.path.join(person, looks[0]), "--workers", "0"]) == 0
     out = capsys.readouterr().out
-    assert "4 frames: mean" in out and f"same look above {best['thresholds']['id']['head']:.3f}" in out
+    assert "3 of 3 frames scored: mean" in out and f"same look above {best['thresholds']['id']['head']:.3f}" in out
+    assert best["thresholds"]["id"]["people"] == results["table"][2]["people"] and best["thresholds"]["id"]["data"] == "toy"
 
 
 def test_evaluating_people_that_were_trained_on_shows_a_notice(learned, toy, capsys):
