@@ -55,7 +55,7 @@ def verification(genuine, impostor, fars=FARS):
 
 def verification_of_counts(scores, genuine, impostor, fars):
     """The same from distinct scores (V,), ascending, and how many genuine and impostor pairs have each, (V,) int64."""
-    check_fars(fars)
+    fars = check_fars(fars)
     g, n = int(genuine.sum()), int(impostor.sum())
     thresholds, rates = operating_points(scores, genuine, impostor, fars)
     return {"auc": auc(genuine, impostor),
@@ -81,15 +81,17 @@ def auc(higher, lower):
 
 
 def check_fars(fars):
-    """ValueError for a false accept rate that is none."""
-    for far in fars:
+    """False accept rates -> list of floats; ValueError for one that is none."""
+    for far in (fars := [float(far) for far in fars]):
         if not 0 <= far <= 1:
             raise ValueError(f"a false accept rate must lie in [0, 1]; got {far}")
+    return fars
 
 
 # ---------------------------------------------------------------- all pairs of a set of embeddings
 
-STEPS = 2 ** 21  # scores are counted in steps of 1 / STEPS = 4.8e-7, about the error of a float32 cosine of 512 numbers
+STEPS = 2 ** 21   # scores are counted in steps of 1 / STEPS = 4.8e-7, about the error of a float32 cosine of 512 numbers
+SAME = 2          # scores this many steps from 1 are 1, so that equal pictures tie, whatever their embedding
 COARSE = 2 ** 12  # the same for the sample
 SMALL_COUNTER = 2 ** 31 - 1  # pairs that the 32-bit counters take, a third faster than 64-bit ones, before those are added to
 RELATIONS = ("R1", "R2", "R3")
@@ -112,8 +114,11 @@ def count_by_score(z, identity, state, *, one_of=None, watch=(), tile=1024, step
     identity, state = (np.unique(labels, return_inverse=True)[1] for labels in (identity, state))
     chosen = np.ones(len(z), dtype=bool) if one_of is None else np.asarray(one_of)
     order = np.lexsort((state, identity, ~chosen))  # the chosen first; sorted, since most tiles are then of R3 only
-    tile = -(-len(z) // max(1, -(-len(z) // tile)))  # tiles of nearly one size, so that all scores are rounded alike
+    tile = -(-max(1, len(z)) // max(1, -(-len(z) // tile)))  # tiles of nearly one size, so that all scores are rounded alike
     counts, above = count_tiles(z[order], identity[order], state[order], int(chosen.sum()), watch, tile, steps)
+    for end, near in ((-1, slice(-1 - SAME, -1)), (0, slice(1, 1 + SAME))):
+        counts[:, end] += counts[:, near].sum(dim=1)
+        counts[:, near] = 0
     scores = counts.sum(dim=0).nonzero().flatten()
     above[:, :2] //= 2                              # both pictures of an R1 or R2 pair are of its one identity
     pairs = pairs_of_people(identity, state, above.shape[2])
@@ -183,21 +188,23 @@ def score_embeddings(z, identity, state, fars=FARS, *, one_of=None, seed=0):
     identity and head: verification, with {"interval": {far: 95 % interval of the VR, or None}, "allowed_impostors": {far: pairs
     behind it}, "roc": {"far": .., "vr": ..}}; head also {"mistaken_looks": {far: share of R2 accepted}}, which a FAR over mostly
     R3 hides. one_of: (N,) bool; only pairs with at least one of these."""
-    check_fars(fars)
-    watch = [threshold for task in TASKS for threshold in guess_thresholds(z, identity, state, fars, task, one_of, seed)]
+    fars = check_fars(fars)
+    if not np.ndim(z) == 2 or not len(z) == len(identity) == len(state) == len(state if one_of is None else one_of):
+        raise ValueError(f"embeddings (N, E) and labels (N,) must go together; got {tuple(np.shape(z))}, {len(identity)} and {len(state)} labels")
+    watch = guess_thresholds(z, identity, state, fars, one_of, seed)
     scores, counts, *_ = counted = count_by_score(z, identity, state, one_of=one_of, watch=watch)
     resampled, result, total = resample(counted, seed), {}, counts.sum(axis=1)
     for place, task in enumerate(TASKS):
         genuine, impostor = sides(counts, task)
-        result[task] = verification_of_counts(scores, genuine, impostor, fars)
+        result[task] = verification_of_counts(scores + 1 / STEPS, genuine, impostor, fars)  # rounding lets no impostor pass
         n = result[task]["impostor"]
         result[task]["allowed_impostors"] = {far: int(far * n + 1e-9) for far in fars}
         result[task]["interval"] = {far: interval(counted, resampled, task, far, place * len(fars) + w) for w, far in enumerate(fars)}
         axis = np.geomspace(min(1, 10 / max(n, 1)), 1, 61)  # fewer than ten impostor pairs say little
         rates = operating_points(scores, genuine, impostor, axis)[1]
         result[task]["roc"] = {"far": axis.tolist(), "vr": rates.tolist()} if n and genuine.any() else None
-    result["head"]["mistaken_looks"] = {far: float(counts[1, scores > threshold].sum() / total[1]) if total[1] and threshold is not None else None
-                                        for far, threshold in result["head"]["threshold"].items()}
+    taken = operating_points(scores, counts[1], sides(counts, "head")[1], fars)[1]
+    result["head"]["mistaken_looks"] = {far: float(share) if total[1] else None for far, share in zip(fars, taken)}
     means = counts @ scores / np.maximum(total, 1)
     result["ordering"] = {"R1>R2": auc(counts[0], counts[1]), "R2>R3": auc(counts[1], counts[2]),
                           "mean": {name: float(mean) if n else None for name, mean, n in zip(RELATIONS, means, total)}}
@@ -207,16 +214,18 @@ def score_embeddings(z, identity, state, fars=FARS, *, one_of=None, seed=0):
     return result
 
 
-def guess_thresholds(z, identity, state, fars, task, one_of, seed):
-    """Thresholds of a task on a sample of the pictures. The bootstrap needs counts by identity above a threshold near the right
-    one, and that must be known before the one pass over all pairs."""
+def guess_thresholds(z, identity, state, fars, one_of, seed):
+    """Thresholds on a sample of the pictures, of each task and FAR. The bootstrap needs counts by identity above a threshold near
+    the right one, and that must be known before the one pass over all pairs."""
     shuffled = np.random.default_rng(seed).permutation(len(identity))
     chosen = np.ones(len(shuffled), dtype=bool) if one_of is None else np.asarray(one_of)
     some = np.concatenate([shuffled[chosen[shuffled]][:SAMPLE], shuffled[~chosen[shuffled]][:SAMPLE]])
     sample = count_by_score(torch.as_tensor(z)[some], np.asarray(identity)[some], np.asarray(state)[some],
                             one_of=None if one_of is None else chosen[some], steps=COARSE)
-    genuine, impostor = sides(sample.counts, task)
-    return operating_points(sample.scores, genuine, impostor, fars)[0] if impostor.any() else [np.inf] * len(fars)
+    thresholds = []
+    for genuine, impostor in (sides(sample.counts, task) for task in TASKS):
+        thresholds += operating_points(sample.scores, genuine, impostor, fars)[0].tolist() if impostor.any() else [np.inf] * len(fars)
+    return thresholds
 
 
 def sides(counts, task):
@@ -351,7 +360,7 @@ def print_table(table, fars, markdown=False):
         print("\n| | " + " | ".join(heads) + " |\n|---" + "|---:" * len(heads) + "|")
         for row, groups in zip(table, all_cells):
             cells = [value + (f" ({ends})" if ends else "") for cells in groups.values() for _, value, ends in cells]
-            print(f"| {row_name(row)} | " + " | ".join(cells) + " |")
+            print("| " + " ".join(row_name(row).replace("|", "\\|").split()) + " | " + " | ".join(cells) + " |")
         print()
     else:
         wide, width = 1 + max([22, *(len(row_name(row)) for row in table)]), {"identity verification": 12, "head similarity": 12}
@@ -758,7 +767,9 @@ def report(students, teachers, index, rows, *, which="id", fars=FARS, markdown=F
     print_table(table, fars, markdown)
     for message in unreadable:
         print(f"left out: {message}")
-    if sheet and len(kept) > 1:
+    if sheet and len(kept) == 1:
+        print("no pictures are drawn of one head")
+    elif sheet:
         save_sheets(sheet, table, z, index, kept, fars[0], next(iter(students)))
     if json_file:
         describe = lambda networks: {name: network.description for name, network in networks.items()}
@@ -766,6 +777,23 @@ def report(students, teachers, index, rows, *, which="id", fars=FARS, markdown=F
                                "data": index.root, "table": table, "unreadable": unreadable})
         print(f"numbers: {json_file}")
     return table
+
+
+def check_outputs(settings):
+    """ValueError, before anything is read, for a file that cannot be written, or that would replace an input or another."""
+    stem, ending = os.path.splitext(settings.sheet or "")
+    if settings.sheet and ending.lower() not in (".png", ".jpg", ".jpeg"):
+        raise ValueError(f"--sheet must name a .png or .jpg file; got {settings.sheet}")
+    outputs = [settings.json, *([settings.sheet, f"{stem}-scores{ending}", f"{stem}-roc{ending}"] if settings.sheet else [])]
+    taken = {os.path.realpath(path) for path in [*settings.ckpt, settings.teacher, *(settings.compare or [])] if path}
+    for file in filter(None, outputs):
+        if not os.path.isdir(os.path.dirname(file) or ".") or os.path.isdir(file):
+            raise ValueError(f"{file}: there is no such folder to write it to, or it is a folder itself")
+        if os.path.realpath(file) in taken:
+            raise ValueError(f"{file} would be written over an input or another output")
+        taken.add(os.path.realpath(file))
+        with open(file, "ab"):  # hear now, not after the evaluation, that it cannot be written
+            pass
 
 
 def parse(argv):
@@ -787,11 +815,7 @@ def parse(argv):
     settings = parser.parse_args(argv)
     check_fars(settings.fars)
     check_numbers(settings, batch_size=1, workers=0)
-    if settings.sheet and not settings.sheet.lower().endswith((".png", ".jpg")):
-        raise ValueError(f"--sheet must name a .png or .jpg file; got {settings.sheet}")
-    for file in (settings.json, settings.sheet):
-        if file and not os.path.isdir(os.path.dirname(file) or "."):
-            raise ValueError(f"{file}: there is no such folder to write it to")
+    check_outputs(settings)
     if settings.data is None and (settings.faces or settings.segment_frames or settings.segment_gap):
         raise ValueError("--faces, --segment-frames and --segment-gap go with --data")
     if settings.compare is not None:
@@ -809,10 +833,14 @@ def thresholds_for(settings, checkpoint, student, machine):
     """Thresholds for --compare: those in the checkpoint, or, for other people or another FAR, or where it has none, new ones."""
     far, stored = settings.fars[0], checkpoint.get("thresholds")
     stored = stored.get(settings.embedding) if isinstance(stored, dict) else None
-    if settings.data is None and isinstance(stored, dict) and set(stored) == THRESHOLDS and stored["far"] == far:
+    whole = isinstance(stored, dict) and set(stored) == THRESHOLDS and isinstance(stored["data"], str) and all(
+        type(value) in (int, float) and math.isfinite(value) for name, value in stored.items() if name != "data")
+    if settings.data is None and whole and stored["far"] == far:
         return stored
     index, rows = open_own_data(settings, {settings.ckpt[0]: checkpoint})
-    table, _, kept, _ = evaluate({"student": student}, {}, index, rows, which=settings.embedding, fars=[far], **machine)
+    table, _, kept, unreadable = evaluate({"student": student}, {}, index, rows, which=settings.embedding, fars=[far], **machine)
+    for message in unreadable:
+        print(f"left out: {message}")
     found = calibrate(table[0], far, table[0]["people"], index.root) if table else None
     if found is None:
         raise ValueError(f"{index.root}: no thresholds from {len(kept)} pictures; they need pairs of one look, of two looks, of two people")

@@ -241,11 +241,11 @@ class HeadSimilarity(VisionTransformer):
 
 def unit_rows(z):
     """(B, E) -> float32 rows of length 1. Raises ValueError for a zero or non-finite row."""
-    z = z.float()
+    z = z.double()                                         # a square of a large or small float32 is none
     length = z.norm(dim=1, keepdim=True)                   # (B, 1)
     if not bool(((length > 0) & length.isfinite()).all()):
         raise ValueError("an embedding is zero or not finite, so it has no direction to compare")
-    return z / length
+    return (z / length).float()
 
 
 # ---------------------------------------------------------------- files of weights, ours and released ones
@@ -451,7 +451,11 @@ def read_checkpoint(path):
     head.* are dropped, which is said on screen: AdaFace's own embedding and class centres, of no use in a student."""
     content = read_weights(path)
     if own := own_checkpoint(content, "student", path):
-        return {"teacher": None, "settings": None, **own}
+        own = {"teacher": None, "settings": None, **own}
+        needed = {"data", "faces", "segment_frames", "segment_gap", "teacher", "colour"}
+        if own["settings"] is not None and not (isinstance(own["settings"], dict) and needed <= own["settings"].keys() and "root" in own):
+            raise ValueError(f"{path}: damaged: the settings of its run are not whole")
+        return own
     tensors, _, dropped = released_tensors(content, path)
     if "cls_token" not in tensors or not any(name.startswith("head_feature.") for name in tensors):
         raise ValueError(f"{path}: not a student: neither a checkpoint of this project nor the authors' ours_vit2cls.ckpt "

@@ -93,6 +93,8 @@ def test_counting_in_tiles_equals_the_dense_matrix_exactly_on_2000_vectors():
     assert result["pairs"] == {name: len(scores) for name, scores in s.items()} == {"R1": 4000, "R2": 15000, "R3": 1980000}
     for task, genuine, impostor in (("identity", ("R1", "R2"), ("R3",)), ("head", ("R1",), ("R2", "R3"))):
         expected = evaluate.verification(*(np.concatenate([s[name] for name in names]) for names in (genuine, impostor)), [0, 1e-5, 1e-3, 0.1, 1])
+        step = 1 / evaluate.STEPS  # so that rounding lets no impostor pass
+        expected["threshold"] = {far: threshold + step for far, threshold in expected["threshold"].items()}
         assert {key: result[task][key] for key in expected} == expected
     for name, scores in s.items():
         assert result["ordering"]["mean"][name] == pytest.approx(scores.mean(), abs=1e-12)
@@ -145,6 +147,41 @@ def test_small_counters_are_emptied_before_they_overflow(monkeypatch):
     emptied = evaluate.count_by_score(z, identity, state, tile=20)
     assert emptied.counts.dtype == np.int64 and emptied.counts.sum() == expected.counts.sum() == 108 * 107 // 2
     assert emptied.counts @ emptied.scores == pytest.approx(expected.counts @ expected.scores, abs=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_equal_pictures_tie_whatever_their_embedding(seed):
+    rng = np.random.default_rng(seed)
+    which, identity = rng.integers(0, 3, 14), rng.integers(0, 3, 14)
+    base = rng.standard_normal((3, 128)).astype("f4")
+    unit = base.astype("f8") / np.linalg.norm(base.astype("f8"), axis=1, keepdims=True)
+    i, j = np.triu_indices(14, 1)
+    s, person = (unit @ unit.T).round(9)[which[i], which[j]], identity[i] == identity[j]
+    result, expected = evaluate.score_embeddings(base[which], identity, identity, [0.2]), evaluate.verification(s[person], s[~person], [0.2])
+    assert result["identity"]["vr"] == expected["vr"] and result["identity"]["auc"] == pytest.approx(expected["auc"], abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_threshold_of_the_counts_never_lets_more_float64_scores_pass_than_the_far(seed):
+    z, identity, state = clusters(15, 2, 2, seed=seed)
+    unit = torch.nn.functional.normalize(z.double())
+    i, j = np.triu_indices(60, 1)
+    impostor = (unit @ unit.T).numpy()[i, j][identity[i] != identity[j]]
+    for far, threshold in evaluate.score_embeddings(z, identity, state, [0, 0.01, 0.1])["identity"]["threshold"].items():
+        assert (impostor > threshold).mean() <= far
+
+
+def test_scores_do_not_depend_on_the_length_of_the_embeddings():
+    z, identity, state = clusters(15, 2, 2)
+    results = [evaluate.score_embeddings(z * scale, identity, state) for scale in (1, 2.0 ** 80, 2.0 ** -80)]
+    assert results[0] == results[1] == results[2]
+
+
+def test_labels_that_do_not_go_with_the_embeddings_are_refused_and_no_picture_is_no_error():
+    for arguments in ((torch.ones(3, 2), [0, 1], [0, 1, 2]), (torch.ones(3), [0] * 3, [0] * 3)):
+        with pytest.raises(ValueError, match="must go together"):
+            evaluate.score_embeddings(*arguments)
+    assert evaluate.score_embeddings(torch.ones(0, 4), [], [])["pairs"] == {"R1": 0, "R2": 0, "R3": 0}
 
 
 def test_pairs_are_counted_by_the_identities_that_take_part():
@@ -243,6 +280,8 @@ def test_the_same_table_comes_in_markdown_with_intervals_and_says_who_was_traine
 
 
 @pytest.mark.parametrize("options, message", [(["--json", "no/dir.json"], "no such folder to write"), (["--sheet", "x.foo"], "must name a .png"),
+                                              (["--sheet", ".png"], "must name a .png"), (["--json", "."], "or it is a folder itself"),
+                                              (["--json", "nowhere.pt"], "over an input or another output"),
                                               (["--faces", "faces"], "go with --data"), (["--batch-size", "0"], "--batch-size must")])
 def test_options_that_cannot_be_are_refused_before_the_evaluation(options, message):
     with pytest.raises(ValueError, match=message):
@@ -392,7 +431,7 @@ def test_the_share_of_other_looks_that_pass_for_the_same_is_told():
     z, identity, state = clusters(20, 3, 4)
     s, result = dense(z, identity, state), evaluate.score_embeddings(z, identity, state, [0.01, 0.1])["head"]
     for far, threshold in result["threshold"].items():
-        assert result["mistaken_looks"][far] == pytest.approx((s["R2"] > threshold).mean(), abs=1e-12)
+        assert result["mistaken_looks"][far] == pytest.approx((s["R2"] >= threshold).mean(), abs=1e-12)
     assert 0 < result["mistaken_looks"][0.01] < result["mistaken_looks"][0.1]
 
 
@@ -440,6 +479,13 @@ def test_what_cannot_be_compared_is_one_message(clip, tmp_path):
 def test_options_that_do_not_go_with_compare_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         evaluate.main(["--ckpt", "nowhere.pt", *options])
+
+
+@pytest.mark.parametrize("wrong", [[1], {"id": 5}, {"id": {**THRESHOLDS, "head": "0.7"}}, {"id": {**THRESHOLDS, "far": float("nan")}}])
+def test_thresholds_that_are_none_are_not_used(clip, wrong):
+    save_student(f"{clip}/s.pt", thresholds=wrong)
+    with pytest.raises(ValueError, match="comes without data of its own: add --data"):
+        run_compare(clip)
 
 
 def test_thresholds_can_be_set_on_other_people(clip, toy, capsys):

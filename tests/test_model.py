@@ -250,3 +250,8 @@ def test_safetensors_of_a_wrong_layout_never_load(tmp_path):
                    {"a": entry(shape=(-2,))}, {"a": entry(shape=(3,))}, {"a": entry(dtype="F8")}, {"a": 1}, '{"a": %s, "a": %s}' % ((json.dumps(entry()),) * 2)):
         with pytest.raises(ValueError, match="no file of weights, or a damaged one"):
             read(header)
+
+
+def test_pictures_of_another_size_are_refused_with_both_sizes():
+    with pytest.raises(ValueError, match=r"must be \(B, 3, 16, 16\); got \(2, 3, 24, 24\)"):
+        HeadSimilarity(image_size=16, dim=16, depth=1, heads=2)(torch.zeros(2, 3, 24, 24))

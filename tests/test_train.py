@@ -80,6 +80,17 @@ def test_a_checkpoint_holds_the_thresholds_of_its_own_held_out_evaluation(learne
     assert best["thresholds"]["id"]["people"] == results["table"][2]["people"] and best["thresholds"]["id"]["data"] == "toy"
 
 
+def test_a_checkpoint_whose_settings_are_not_whole_is_refused(learned, tmp_path):
+    content = torch.load(os.path.join(learned, "best.pt"), weights_only=True)
+    for settings in ({}, "x", {**content["settings"], "data": None}):
+        broken = {**content, "settings": settings}
+        if isinstance(settings, dict) and settings:
+            del broken["root"]
+        torch.save(broken, tmp_path / "broken.pt")
+        with pytest.raises(ValueError, match="the settings of its run are not whole"):
+            evaluate.main(["--ckpt", str(tmp_path / "broken.pt")])
+
+
 def test_evaluating_people_that_were_trained_on_shows_a_notice(learned, toy, capsys):
     evaluate.main(["--ckpt", os.path.join(learned, "best.pt"), "--data", toy, "--workers", "0"])
     assert "of 48 identities have names that a student was trained on" in capsys.readouterr().out
