@@ -11,7 +11,7 @@ from PIL import Image
 import evaluate
 from conftest import paint
 from data import scan_heads
-from model import HeadSimilarity, load_model, read_checkpoint, save_checkpoint
+from model import HeadSimilarity, load_model, save_checkpoint
 from teacher import AdaFaceViT
 
 
