@@ -18,6 +18,7 @@ import json
 import math
 import os
 import re
+import tempfile
 from typing import NamedTuple
 
 import numpy as np
@@ -699,7 +700,7 @@ def teacher_of(path, checkpoint):
     if checkpoint["teacher"] is None:
         return None
     beside, named = os.path.join(os.path.dirname(path), "teacher.pt"), checkpoint["teacher"]
-    for file in (beside, named) if checkpoint["settings"]["teacher"] is None else (named, beside):
+    for file in (named, beside) if (checkpoint["settings"] or {}).get("teacher") else (beside, named):
         if os.path.isfile(file):
             return file
     print(f"notice: the teacher {named} is gone")
@@ -792,7 +793,7 @@ def check_outputs(settings):
         if os.path.realpath(file) in taken:
             raise ValueError(f"{file} would be written over an input or another output")
         taken.add(os.path.realpath(file))
-        with open(file, "ab"):  # hear now, not after the evaluation, that it cannot be written
+        with tempfile.TemporaryFile(dir=os.path.dirname(file) or "."):  # hear now, not after the evaluation, that it cannot be written
             pass
 
 
