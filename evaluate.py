@@ -328,19 +328,14 @@ def show(value, mark=""):
     return "n/a" if value is None else f"{value:.3f}{mark}"
 
 
-def is_unresolved(result, far):
-    """Has a task too few impostor pairs for this FAR?"""
-    return bool(result["impostor"]) and far * result["impostor"] < 1 - 1e-9
-
-
 def table_cells(row, fars):
     """A row of the table -> {group: [(column, value, 95 % interval or "")]}."""
     groups = {}
     for task, title in (("identity", "identity verification"), ("head", "head similarity")):
         result, cells = row[task], []
         for far in fars:
-            ends = result["interval"][far]
-            cells.append((f"VR@{far:g}", show(result["vr"][far], "*" * is_unresolved(result, far)), ends and "{:.3f}-{:.3f}".format(*ends) or ""))
+            ends, mark = result["interval"][far], "" if result["allowed_impostors"][far] else "*"
+            cells.append((f"VR@{far:g}", show(result["vr"][far], mark), ends and "{:.3f}-{:.3f}".format(*ends) or ""))
         groups[title] = cells + [("AUC", show(result["auc"]), "")]
     order = row["ordering"]
     groups["mean s"] = [(name, show(order["mean"][name]), "") for name in RELATIONS]
@@ -366,22 +361,22 @@ def print_table(table, fars, markdown=False):
     else:
         wide, width = 1 + max([22, *(len(row_name(row)) for row in table)]), {"identity verification": 12, "head similarity": 12}
 
-        def line(name, texts):
-            parts = ["".join(f"{text:>{width.get(group, 7)}}" for text in cells) for group, cells in texts.items()]
+        def line(name, groups, place):
+            parts = ["".join(f"{cell[place]:>{width.get(group, 7)}}" for cell in cells) for group, cells in groups.items()]
             print((name.ljust(wide) + " |".join(parts)).rstrip())
 
         print("\n" + " " * wide + " |".join(f"{group:>{len(cells) * width.get(group, 7)}}" for group, cells in all_cells[0].items()))
-        line("", {group: [column for column, _, _ in cells] for group, cells in all_cells[0].items()})
+        line("", all_cells[0], 0)
         for row, groups in zip(table, all_cells):
-            line(row_name(row), {group: [value for _, value, _ in cells] for group, cells in groups.items()})
+            line(row_name(row), groups, 1)
             if any(ends for cells in groups.values() for _, _, ends in cells):
-                line("", {group: [ends for _, _, ends in cells] for group, cells in groups.items()})
+                line("", groups, 2)
     print_notes(table, fars)
 
 
 def print_notes(table, fars):
     """Print what stands behind a table: intervals, FARs that the data cannot resolve, numbers of pairs."""
-    print(f"under each VR: its 95 % interval, by {RESAMPLES} bootstrap draws of the people, if at least {FEW}; ordering: how often one score is higher")
+    print(f"with each VR: its 95 % interval, by {RESAMPLES} bootstrap draws of the people, if at least {FEW}; ordering: how often one score is higher")
     if any(row["name"].endswith("from behind") for row in table):
         print("from behind: pairs in which at least one picture has no face")
     same = {}
@@ -395,7 +390,7 @@ def print_notes(table, fars):
         print("  impostor pairs allowed at FAR " + "; ".join(f"{far:g}: " + ", ".join(
             f"{result['allowed_impostors'][far]} ({name})" for name, result in tasks) for far in fars))
         starred = [f"1/{result['impostor']} = {result['resolvable_far']:.2g} for {name}" for name, result in tasks
-                   if any(is_unresolved(result, far) for far in fars)]
+                   if result["impostor"] and not all(result["allowed_impostors"].values())]
         if starred:
             print(f"  * too few impostor pairs for this FAR; the smallest that they resolve: {', '.join(starred)}")
 
@@ -786,7 +781,7 @@ def check_outputs(settings):
     if settings.sheet and ending.lower() not in (".png", ".jpg", ".jpeg"):
         raise ValueError(f"--sheet must name a .png or .jpg file; got {settings.sheet}")
     outputs = [settings.json, *([settings.sheet, f"{stem}-scores{ending}", f"{stem}-roc{ending}"] if settings.sheet else [])]
-    taken = {os.path.realpath(path) for path in [*settings.ckpt, settings.teacher, *(settings.compare or [])] if path}
+    taken = {os.path.realpath(path) for path in [*settings.ckpt, settings.teacher, *(settings.compare or []), *settings.frames] if path}
     for file in filter(None, outputs):
         if not os.path.isdir(os.path.dirname(file) or ".") or os.path.isdir(file):
             raise ValueError(f"{file}: there is no such folder to write it to, or it is a folder itself")
@@ -816,7 +811,6 @@ def parse(argv):
     settings = parser.parse_args(argv)
     check_fars(settings.fars)
     check_numbers(settings, batch_size=1, workers=0)
-    check_outputs(settings)
     if settings.data is None and (settings.faces or settings.segment_frames or settings.segment_gap):
         raise ValueError("--faces, --segment-frames and --segment-gap go with --data")
     if settings.compare is not None:
@@ -824,6 +818,8 @@ def parse(argv):
             raise ValueError("--compare needs a reference, at least one picture or folder to compare with it, and one --ckpt")
         if settings.teacher or settings.colour or settings.flip_sum or settings.md:
             raise ValueError("--teacher, --colour, --flip-sum and --md do not go with --compare")
+    settings.frames = frames_of(settings.compare[1:], settings.compare[0]) if settings.compare else []
+    check_outputs(settings)
     return settings
 
 
@@ -852,14 +848,12 @@ def main(argv=None):
     settings = parse(argv)
     device, dtype = choose_device(settings.device, settings.amp)
     machine = dict(device=device, dtype=dtype, batch_size=settings.batch_size, workers=settings.workers)
-    reference, *clip = settings.compare or [None]
-    files = frames_of(clip, reference) if reference else []
     checkpoints = {path: read_checkpoint(path) for path in settings.ckpt}
-    if reference:
+    if settings.compare:
         student, = load_students(checkpoints).values()
         thresholds = thresholds_for(settings, *checkpoints.values(), student.to(device), machine)
-        return compare(student, thresholds, reference, files, which=settings.embedding, json_file=settings.json, sheet=settings.sheet,
-                       **machine)
+        return compare(student, thresholds, settings.compare[0], settings.frames, which=settings.embedding, json_file=settings.json,
+                       sheet=settings.sheet, **machine)
     teachers = load_teachers(settings, checkpoints)
     index, rows = open_own_data(settings, checkpoints)
     report(load_students(checkpoints), teachers, index, rows, which=settings.embedding, fars=settings.fars, markdown=settings.md,

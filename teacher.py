@@ -240,6 +240,7 @@ class Progress:
         self.terminal = sys.stdout.isatty()
 
     def show(self, step, terms, pictures, force=False):
+        """After a step on so many pictures: print {name: value} of its terms, if it is time to or with force."""
         self.pictures += pictures
         now = time.time()
         if not force and now - self.shown < (0.5 if self.terminal else 20):
@@ -252,6 +253,7 @@ class Progress:
         print(("\r\033[K" if self.terminal else "") + line, end="" if self.terminal and not force else "\n", flush=True)
 
     def clear(self):
+        """Wipe the line off a terminal, where the work it told of is done."""
         if self.terminal:
             print("\r\033[K", end="", flush=True)
 

@@ -7,7 +7,7 @@ the Softplus hierarchical loss on both of its embeddings.
     python train.py --data PATH --init FILE      # fine-tune a student: ours, or the authors' ours_vit2cls.ckpt
     python train.py --resume runs/NAME/last.pt   # go on where a run stopped
 
-A run writes runs/NAME/: teacher.pt, last.pt (to resume), best.pt (to use), log.jsonl, results.json, gallery.png.
+A run writes runs/NAME/: teacher.pt, last.pt (to resume), best.pt (to use), log.jsonl, results.json, gallery*.png.
 """
 import itertools
 import json

@@ -481,6 +481,13 @@ def test_options_that_do_not_go_with_compare_are_refused(options, message):
         evaluate.main(["--ckpt", "nowhere.pt", *options])
 
 
+def test_an_output_never_replaces_a_frame_of_the_clip(clip):
+    before = open(f"{clip}/clip/frame2.png", "rb").read()
+    with pytest.raises(ValueError, match="frame2.png would be written over an input"):
+        run_compare(clip, "--sheet", f"{clip}/clip/frame2.png")
+    assert open(f"{clip}/clip/frame2.png", "rb").read() == before
+
+
 @pytest.mark.parametrize("wrong", [[1], {"id": 5}, {"id": {**THRESHOLDS, "head": "0.7"}}, {"id": {**THRESHOLDS, "far": float("nan")}}])
 def test_thresholds_that_are_none_are_not_used(clip, wrong):
     save_student(f"{clip}/s.pt", thresholds=wrong)
