@@ -26,7 +26,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from data import HeadDataset, HeadIndex, Parser, command_line, data_options, list_folder, loader, open_data
-from model import HeadSimilarity, build, read_checkpoint, to_unit, unit_rows
+from model import build, new_student, read_checkpoint, to_unit, unit_rows
 from teacher import Progress, autocast, check_numbers, choose_device, load_teacher, machine_options, teacher_options
 
 FARS = (1e-3, 1e-2)
@@ -715,7 +715,7 @@ def load_students(checkpoints):
     students = {}
     for name, path in short_names(list(checkpoints), "student").items():
         checkpoint = checkpoints[path]
-        students[name] = build(HeadSimilarity, checkpoint, path)
+        students[name] = build(new_student, checkpoint, path)
         students[name].trained = checkpoint["trained"]
         students[name].description = f"{path}, design {students[name].design}" + (f", epoch {checkpoint['epoch']}" if "epoch" in checkpoint else "")
         print(f"{name}: {students[name].description}", flush=True)

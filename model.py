@@ -1,7 +1,7 @@
 """The student of Head Similarity (arXiv 2605.07766): a Vision Transformer with two CLS tokens.
 
 Reading order: how a picture becomes the network's input, the Vision Transformer, the two tokens with
-their projections (and the two ablation designs), files of weights, and checkpoints.
+their projections (and the two ablation designs), the baseline TransReID, files of weights, and checkpoints.
 
 Parameter names are those of the released AdaFace-ViT (`blocks.0.attn.qkv.weight`, ...), so that its
 trunk fits; ReLU6, bias-free qkv and the epsilons follow it. This file imports none of the others.
@@ -10,6 +10,7 @@ trunk fits; ReLU6, bias-free qkv and the epsilons follow it. This file imports n
     a, b = (preprocess(Image.open(name)).unsqueeze(0) for name in ("a.jpg", "b.jpg"))  # (1, 3, S, S)
     print(model.similarity(a, b))                                                      # (1,) cosine
 """
+import copy
 import functools
 import io
 import json
@@ -28,7 +29,7 @@ import torch.nn.functional as F
 from PIL import Image, ImageOps
 from torch import nn
 
-DESIGNS = {"dual-cls": 2, "dual-head": 1, "shared": 1}  # design -> number of CLS tokens
+DESIGNS = {"dual-cls": 2, "dual-head": 1, "shared": 1, "transreid": 1}  # design -> number of CLS tokens
 RELEASED_HEADS = {(12, 5): 8, (24, 3): 16}  # (depth, MLP ratio) of the released AdaFace-ViTs small and base -> attention heads
 
 
@@ -74,12 +75,17 @@ def preprocess_picture(image, size):
 # ---------------------------------------------------------------- the Vision Transformer
 
 class PatchEmbed(nn.Module):
-    def __init__(self, patch_size, dim):
+    def __init__(self, patch_size, patch_stride, dim):
         super().__init__()
-        self.proj = nn.Conv2d(3, dim, patch_size, stride=patch_size)
+        self.proj = nn.Conv2d(3, dim, patch_size, stride=patch_stride)
 
     def forward(self, images):
-        return self.proj(images).flatten(2).transpose(1, 2)  # (B, D, H/p, W/p) -> (B, N, D)
+        return self.proj(images).flatten(2).transpose(1, 2)  # (B, D, grid, grid) -> (B, N, D)
+
+
+def patch_grid(*, image_size, patch_size, patch_stride=None, **_):
+    """Sizes of a VisionTransformer -> patches along one side. They lie side by side, or, patch_stride pixels apart, overlap."""
+    return (image_size - patch_size) // (patch_stride or patch_size) + 1
 
 
 class Attention(nn.Module):
@@ -125,22 +131,26 @@ class Block(nn.Module):
 class VisionTransformer(nn.Module):
     """The trunk: images (B, 3, S, S) float in [-1, 1] -> tokens after the final norm (B, num_cls + N, dim).
 
-    N = (image_size / patch_size) ** 2. The CLS tokens stand first and have no position entry, so that
+    N = patch_grid(...) ** 2. The CLS tokens stand first and have no position entry, so that
     `pos_embed` (1, N, dim) is the released one. The defaults are the released AdaFace-ViT base."""
 
-    def __init__(self, *, image_size=112, patch_size=8, dim=512, depth=24, heads=16, mlp_ratio=3.0, num_cls=0):
+    def __init__(self, *, image_size=112, patch_size=8, patch_stride=None, dim=512, depth=24, heads=16, mlp_ratio=3.0, num_cls=0):
         super().__init__()
         if min(image_size, patch_size, dim, depth, heads) < 1 or mlp_ratio <= 0 or num_cls < 0:
             raise ValueError(f"sizes of a ViT must be positive: image_size {image_size}, patch_size {patch_size}, "
                              f"dim {dim}, depth {depth}, heads {heads}, mlp_ratio {mlp_ratio}, num_cls {num_cls}")
-        if image_size % patch_size:
+        if patch_stride is None and image_size % patch_size:
             raise ValueError(f"image_size must be a multiple of patch_size: {image_size} is not one of {patch_size}")
+        if patch_stride is not None and not 1 <= patch_stride <= patch_size <= image_size:
+            raise ValueError(f"patch_stride must be 1 to patch_size, and patch_size at most image_size; "
+                             f"got {patch_stride}, {patch_size}, {image_size}")
         if dim % heads:
             raise ValueError(f"dim must be a multiple of heads: {dim} is not one of {heads}")
         self.image_size, self.patch_size, self.dim, self.num_cls = image_size, patch_size, dim, num_cls
-        self.sizes = dict(image_size=image_size, patch_size=patch_size, dim=dim, depth=depth, heads=heads, mlp_ratio=mlp_ratio)
-        grid = image_size // patch_size
-        self.patch_embed = PatchEmbed(patch_size, dim)
+        self.sizes = dict(image_size=image_size, patch_size=patch_size, patch_stride=patch_stride, dim=dim, depth=depth, heads=heads,
+                          mlp_ratio=mlp_ratio)
+        grid = patch_grid(**self.sizes)
+        self.patch_embed = PatchEmbed(patch_size, patch_stride or patch_size, dim)
         self.pos_embed = nn.Parameter(torch.empty(1, grid * grid, dim))
         if num_cls:
             self.cls_token = nn.Parameter(torch.empty(1, num_cls, dim))
@@ -151,7 +161,8 @@ class VisionTransformer(nn.Module):
         if num_cls:
             nn.init.trunc_normal_(self.cls_token, std=0.02)
 
-    def tokens(self, images):
+    def hidden(self, images):
+        """The tokens before the final norm, (B, num_cls + N, dim)."""
         if images.shape[1:] != (3, self.image_size, self.image_size):
             raise ValueError(f"pictures must be (B, 3, {self.image_size}, {self.image_size}); got {tuple(images.shape)}")
         x = self.patch_embed(images) + self.pos_embed                   # (B, N, D)
@@ -160,7 +171,10 @@ class VisionTransformer(nn.Module):
             x = torch.cat([cls, x], dim=1)                              # (B, num_cls + N, D)
         for block in self.blocks:
             x = block(x)
-        return self.norm(x)
+        return x
+
+    def tokens(self, images):
+        return self.norm(self.hidden(images))
 
     forward = tokens
 
@@ -199,8 +213,22 @@ class Embeddings(NamedTuple):
     z_head: torch.Tensor  # (B, E), the appearance-sensitive partner
 
 
-class HeadSimilarity(VisionTransformer):
-    """The student: whole heads (B, 3, S, S) float in [-1, 1] -> Embeddings(z_id, z_head).
+class Student(VisionTransformer):
+    """What all students can: forward(images) -> Embeddings, and these two. `model_args` makes one again: new_student(**model_args)."""
+
+    def embed(self, images, which="id"):
+        """Images (B, 3, S, S) in [-1, 1] -> unit rows (B, E), float32, differentiable. which: "id" or "head"."""
+        if which not in ("id", "head"):
+            raise ValueError(f"which must be 'id' or 'head'; got {which!r}")
+        return unit_rows(getattr(self(images), "z_" + which))
+
+    def similarity(self, a, b, which="id"):
+        """Cosine similarity (B,) in [-1, 1] of heads a and b, each (B, 3, S, S) in [-1, 1]; differentiable."""
+        return (self.embed(a, which) * self.embed(b, which)).sum(dim=1)
+
+
+class HeadSimilarity(Student):
+    """The paper's student: whole heads (B, 3, S, S) float in [-1, 1] -> Embeddings(z_id, z_head).
 
     design  dual-cls   token 0 = CLS_id -> g_id -> z_id, token 1 = CLS_head -> g_head -> z_head (the paper's)
             dual-head  one CLS token, read by both projections
@@ -209,11 +237,11 @@ class HeadSimilarity(VisionTransformer):
     compares tokens and not read-outs."""
 
     def __init__(self, *, design="dual-cls", embed_dim=None, **vit):
-        if design not in DESIGNS:
-            raise ValueError(f"design must be one of {', '.join(DESIGNS)}; got {design!r}")
+        if design not in DESIGNS or design == "transreid":
+            raise ValueError(f"design must be one of {', '.join(DESIGNS)} (of which new_student makes the last); got {design!r}")
         super().__init__(num_cls=DESIGNS[design], **vit)
         D, E = self.dim, embed_dim or self.dim
-        self.design, self.embed_dim = design, E
+        self.design, self.embed_dim, self.model_args = design, E, dict(design=design, embed_dim=E, **self.sizes)
         self.feature_cls = nn.Sequential(  # g_id
             nn.Linear(D, D, bias=False), BatchNorm(D, eps=2e-5), nn.Linear(D, E, bias=False), BatchNorm(E, eps=2e-5))
         if design != "shared":
@@ -228,16 +256,6 @@ class HeadSimilarity(VisionTransformer):
             return Embeddings(z_id, z_id)
         return Embeddings(z_id, self.head_feature(x[:, 1 if self.design == "dual-cls" else 0]))
 
-    def embed(self, images, which="id"):
-        """Images (B, 3, S, S) in [-1, 1] -> unit rows (B, E), float32, differentiable. which: "id" or "head"."""
-        if which not in ("id", "head"):
-            raise ValueError(f"which must be 'id' or 'head'; got {which!r}")
-        return unit_rows(getattr(self(images), "z_" + which))
-
-    def similarity(self, a, b, which="id"):
-        """Cosine similarity (B,) in [-1, 1] of heads a and b, each (B, 3, S, S) in [-1, 1]; differentiable."""
-        return (self.embed(a, which) * self.embed(b, which)).sum(dim=1)
-
 
 def unit_rows(z):
     """(B, E) -> float32 rows of length 1. Raises ValueError for a zero or non-finite row."""
@@ -246,6 +264,77 @@ def unit_rows(z):
     if not bool(((length > 0) & length.isfinite()).all()):
         raise ValueError("an embedding is zero or not finite, so it has no direction to compare")
     return (z / length).float()
+
+
+# ---------------------------------------------------------------- the baseline: TransReID
+
+class TransReID(Student):
+    """TransReID (He et al., ICCV 2021), the paper's ViT baseline: one embedding, from one global and four local features.
+
+    The last block and the norm of the trunk exist twice here: the global branch reads the CLS token over all patches, the
+    local one, over a quarter of the shuffled patches, four times. Side information is left out: a head has no camera, and
+    the video would give the look away. For training each feature has a batch norm without bias and a classifier over the
+    `classes` training identities; losses.reid_losses is what they are trained with."""
+    design, PARTS = "transreid", 4
+
+    def __init__(self, *, classes, **vit):
+        super().__init__(num_cls=DESIGNS["transreid"], **vit)
+        D, count = self.dim, 1 + self.PARTS
+        if self.pos_embed.shape[1] < self.PARTS or classes < 2:
+            raise ValueError(f"transreid needs at least {self.PARTS} patches and 2 classes; got {self.pos_embed.shape[1]} and {classes}")
+        self.embed_dim, self.model_args = count * D, dict(design="transreid", classes=classes, **self.sizes)
+        self.global_branch = nn.Sequential(self.blocks.pop(-1), self.norm)
+        self.local_branch = copy.deepcopy(self.global_branch)
+        del self.norm
+        self.neck = BatchNorm(count * D)                                    # over all numbers of all features: one a feature
+        self.neck.register_parameter("bias", None)
+        self.classifier = nn.Parameter(torch.empty(count, classes, D))
+        nn.init.normal_(self.classifier, std=0.001)
+
+    def adopt(self, trunk):
+        """Tensors of a VisionTransformer -> the same under the names here: both branches start as its last block and norm."""
+        last, tensors = f"blocks.{len(self.blocks)}.", {}
+        for name, tensor in trunk.items():
+            inner = name.replace(last, "0.") if name.startswith(last) else name.replace("norm.", "1.") if name.startswith("norm.") else None
+            names = [name] if inner is None else [f"global_branch.{inner}", f"local_branch.{inner}"]
+            tensors |= dict.fromkeys(names, tensor)
+        return tensors
+
+    def features(self, images):
+        """Images (B, 3, S, S) -> (B, 5, D): the global feature, then the local ones."""
+        x = self.hidden(images)                                             # (B, 1 + N, D)
+        cls, patches = x[:, :1], x[:, 1:]
+        length = patches.shape[1] // self.PARTS
+        parts = jigsaw(patches)[:, :self.PARTS * length].unflatten(1, (self.PARTS, length))  # (B, 4, N // 4, D)
+        parts = torch.cat([cls[:, None].expand(-1, self.PARTS, -1, -1), parts], dim=2)       # (B, 4, 1 + N // 4, D)
+        local = self.local_branch(parts.flatten(0, 1))[:, 0]                # (B * 4, D)
+        return torch.cat([self.global_branch(x)[:, :1], local.unflatten(0, (-1, self.PARTS))], dim=1)
+
+    def logits(self, features):
+        """Features (B, 5, D) -> (B, 5, classes)."""
+        necks = self.neck(features.flatten(1)).view_as(features)            # (B, 5, D)
+        return torch.einsum("bfd,fcd->bfc", necks, self.classifier)
+
+    def forward(self, images):
+        features = self.features(images)
+        z = torch.cat([features[:, :1], features[:, 1:] / self.PARTS], dim=1).flatten(1)     # (B, 5 * D)
+        return Embeddings(z, z)
+
+
+def jigsaw(patches, m=5):
+    """Patch tokens (B, N, D) -> (B, N, D), each run of them now from two places of the picture; N + 1 of them where N is odd.
+
+    They are rotated by m - 1 (as in the published code; the paper says m) and shuffled in two groups: written in two rows and
+    read column by column. Of an odd number one more is appended first, the last but one, as there."""
+    x = patches.roll(1 - m, dims=1)
+    if x.shape[1] % 2:
+        x = torch.cat([x, x[:, -2:-1]], dim=1)
+    return x.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)            # (B, 2, N / 2, D) -> (B, N, D)
+
+
+def new_student(*, design="dual-cls", **sizes):
+    """The student of a design, TransReID or HeadSimilarity, not trained yet."""
+    return TransReID(**sizes) if design == "transreid" else HeadSimilarity(design=design, **sizes)
 
 
 # ---------------------------------------------------------------- files of weights, ours and released ones
@@ -486,5 +575,5 @@ def load_model(path):
     """Checkpoint of a student, ours or the authors' -> (student in eval mode on the CPU, preprocess).
 
     preprocess: PIL picture of any mode -> (3, S, S) float32 in [-1, 1]."""
-    model = build(HeadSimilarity, read_checkpoint(path), path)
+    model = build(new_student, read_checkpoint(path), path)
     return model, functools.partial(preprocess_picture, size=model.image_size)

@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 import released
-from model import (Attention, BatchNorm, HeadSimilarity, VisionTransformer, load_model, read_checkpoint, read_weights, resize_pos_embed,
-                   save_checkpoint, unit_rows)
+from model import (Attention, BatchNorm, HeadSimilarity, TransReID, VisionTransformer, jigsaw, load_model, new_student, read_checkpoint,
+                   read_weights, resize_pos_embed, save_checkpoint, unit_rows)
 
 SMALL = dict(image_size=32, patch_size=8, dim=32, depth=2, heads=4)
 
@@ -76,6 +76,52 @@ def test_each_design_reads_the_tokens_it_says():
     assert torch.equal(dual_head(heads(3)).z_head, dual_head.head_feature(dual_head.tokens(heads(3))[:, 0]))
 
 
+def test_jigsaw_rotates_by_four_and_deals_the_tokens_into_two_rows():
+    order = lambda n: jigsaw(torch.arange(n).view(1, n, 1)).flatten().tolist()
+    assert order(8) == [4, 0, 5, 1, 6, 2, 7, 3]
+    assert order(10) == [4, 9, 5, 0, 6, 1, 7, 2, 8, 3]
+    assert order(9) == [4, 0, 5, 1, 6, 2, 7, 3, 8, 2]  # rotated to 4 5 6 7 8 0 1 2 3; the last but one, 2, stands twice
+
+
+@pytest.mark.parametrize("sizes", [{}, dict(image_size=33, patch_stride=5)])  # 16 patches, and 36 that overlap
+def test_transreid_reads_one_global_and_four_local_features_from_copies_of_the_last_block(sizes):
+    torch.manual_seed(0)
+    trunk, model = VisionTransformer(num_cls=1, **{**SMALL, **sizes}), TransReID(classes=3, **{**SMALL, **sizes}).eval()
+    model.load_state_dict({**model.state_dict(), **model.adopt(trunk.state_dict())})
+    side = trunk.image_size
+    pictures = torch.rand(2, 3, side, side) * 2 - 1
+    with torch.no_grad():
+        patches = torch.nn.functional.conv2d(pictures, trunk.patch_embed.proj.weight, trunk.patch_embed.proj.bias,
+                                             stride=sizes.get("patch_stride", 8)).flatten(2).transpose(1, 2)
+        x = trunk.blocks[0](torch.cat([trunk.cls_token.expand(2, 1, 32), patches + trunk.pos_embed], dim=1))
+        last = lambda tokens: trunk.norm(trunk.blocks[1](tokens))[:, 0]
+        n, quarter, expected = patches.shape[1], patches.shape[1] // 4, [last(x)]
+        rotated = [1 + (i + 4) % n for i in range(n)]
+        dealt = [rotated[i // 2 + (i % 2) * (n // 2)] for i in range(n)]
+        expected += [last(x[:, [0, *dealt[part * quarter:(part + 1) * quarter]]]) for part in range(4)]
+        z_id, z_head = model(pictures)
+        assert torch.allclose(model.features(pictures), torch.stack(expected, dim=1), atol=1e-5)
+        assert torch.allclose(z_id, torch.cat([expected[0], *(local / 4 for local in expected[1:])], dim=1), atol=1e-5)
+        assert torch.equal(z_id, z_head) and model.embed(pictures).shape == (2, 160)
+
+
+def test_transreid_trains_every_parameter_and_its_branches_part():
+    torch.manual_seed(0)
+    model = TransReID(classes=3, **SMALL)
+    logits = model.logits(model.features(heads(6)))
+    assert logits.shape == (6, 5, 3) and not any(name.startswith(("blocks.1.", "norm.")) for name in model.state_dict())
+    assert model.classifier.std().item() == pytest.approx(0.001, rel=0.2) and model.neck.bias is None
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.arange(30) % 3).backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in model.parameters())
+    branches = [[p.grad for p in branch.parameters()] for branch in (model.global_branch, model.local_branch)]
+    assert not any(torch.equal(a, b) for a, b in zip(*branches))
+
+
+def test_overlapping_patches_make_a_larger_grid_that_positions_are_resized_to():
+    assert VisionTransformer(**{**SMALL, "image_size": 32}, patch_stride=6).pos_embed.shape == (1, 25, 32)  # (32 - 8) / 6 + 1 = 5
+    assert VisionTransformer(**{**SMALL, "image_size": 33}, patch_stride=8).pos_embed.shape == (1, 16, 32)  # what is left over is cut
+
+
 def test_embed_gives_unit_float32_rows_that_pass_gradients_to_the_pictures():
     model, pictures = student(embed_dim=24).eval(), heads(2).requires_grad_()
     for which in ("id", "head"):
@@ -111,10 +157,13 @@ def test_resizing_positions_keeps_a_grid_and_a_linear_ramp():
 
 
 @pytest.mark.parametrize("sizes, message", [(dict(image_size=50), "multiple of patch_size: 50 is not one of 8"), (dict(dim=30), "multiple of heads: 30 is not one of 4"),
-                                            (dict(depth=0), "must be positive"), (dict(design="triple"), "design must be one of")])
+                                            (dict(depth=0), "must be positive"), (dict(design="triple"), "design must be one of"),
+                                            (dict(patch_stride=9), "patch_stride must be 1 to patch_size"),
+                                            (dict(design="transreid", classes=1), "at least 4 patches and 2 classes; got 16 and 1"),
+                                            (dict(design="transreid", classes=3, image_size=8), "at least 4 patches")])
 def test_impossible_sizes_are_refused_with_the_rule(sizes, message):
     with pytest.raises(ValueError, match=message):
-        HeadSimilarity(**{**SMALL, **sizes})
+        new_student(**{**SMALL, **sizes})
 
 
 def test_zero_and_non_finite_rows_have_no_direction():
