@@ -1,6 +1,7 @@
-"""The losses of Head Similarity (arXiv 2605.07766), and the margin heads that teachers are trained with.
+"""The losses of Head Similarity (arXiv 2605.07766), those of its baseline TransReID, and the margin heads that teachers
+are trained with.
 
-    total = align_weight * L_align + hier_weight * (L_hier(z_id) + head_weight * L_hier(z_head))
+    total = align_weight * L_align + hier_weight * (id_weight * L_hier(z_id) + head_weight * L_hier(z_head))
 
 Everything is computed in float32 outside autocast: with 8 bits of mantissa two cosines near 1 are equal.
 """
@@ -65,6 +66,33 @@ def mean_violation(s, pos, neg, m, t):
     weight = neg / (pos.sum(dim=1) * neg.sum(dim=1)).clamp(min=1)[:, None]     # (B, B): 1 / (pos x neg of the anchor)
     both = pos.any(dim=1) & neg.any(dim=1)
     return (loss * weight[anchor]).sum() / both.sum().clamp(min=1)
+
+
+def reid_losses(features, logits, label):
+    """TransReID (He et al., ICCV 2021): {"cross-entropy", "triplet", "total"}, each a scalar, total their sum.
+
+    features (B, F, D), logits (B, F, classes) of its F = 5 features, the global one first; label (B,) class of the identity.
+    Each loss is half that of the global feature and half the mean of the local ones'."""
+    with torch.autocast(features.device.type, enabled=False):
+        share = torch.full((features.shape[1],), 0.5 / (features.shape[1] - 1), device=features.device)
+        share[0] = 0.5                                                         # (F,)
+        terms = {"cross-entropy": torch.stack([F.cross_entropy(part, label) for part in logits.float().unbind(1)]),
+                 "triplet": torch.stack([batch_hard_triplet(part, label) for part in features.float().unbind(1)])}
+        terms = {name: share @ values for name, values in terms.items()}
+        return {**terms, "total": sum(terms.values())}
+
+
+def batch_hard_triplet(z, identity):
+    """Soft-margin triplet loss (Hermans et al., arXiv 1703.07737): mean over the anchors that have both kinds of
+    softplus(d(hardest positive) - d(hardest negative)), d Euclidean; z (B, E), identity (B,). -> scalar; 0, still attached,
+    where no anchor has both. The hardest positive is the farthest picture of the identity, the hardest negative the nearest of another."""
+    same = identity[:, None] == identity
+    pos, neg = same & ~torch.eye(len(z), dtype=torch.bool, device=z.device), ~same
+    d = torch.cdist(z, z, compute_mode="donot_use_mm_for_euclid_dist")         # (B, B); exact, and without a slope at 0
+    farthest = d.masked_fill(~pos, NOTHING).amax(dim=1)                        # (B,)
+    nearest = d.masked_fill(~neg, -NOTHING).amin(dim=1)
+    both = pos.any(dim=1) & neg.any(dim=1)
+    return F.softplus((farthest - nearest).masked_fill(~both, 0)).masked_fill(~both, 0).sum() / both.sum().clamp(min=1)
 
 
 class MarginHead(nn.Module):

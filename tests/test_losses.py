@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from losses import AdaFace, ArcFace, CosFace, alignment_loss, hierarchical_loss
+from losses import AdaFace, ArcFace, CosFace, alignment_loss, batch_hard_triplet, hierarchical_loss, reid_losses
 
 
 def softplus(x):
@@ -153,6 +153,35 @@ OTHERS = [[None, 7.9492, 17.2747, 13.8726, -18.5795], [-6.3184, None, -3.6746, 2
           [-41.2548, 25.9386, 8.6796, None, 9.8547], [-8.9249, -17.2674, -24.5733, 17.8709, None], [None, 19.1691, 32.7367, 37.3826, -1.0427]]
 TRUE = {"AdaFace": [-55.6492, -13.0985, -48.6504, 9.1383, -16.1364, -61.7556], "AdaFace again": [-55.6457, -13.098, -48.6506, 9.139, -16.1361, -61.758],
         "ArcFace": [-53.4974, -19.1186, -48.6934, 5.4173, -22.0239, -56.526], "CosFace": [-55.7068, -13.0959, -48.4207, 9.7272, -16.1185, -60.817]}
+
+
+def test_batch_hard_triplet_takes_the_farthest_of_the_person_and_the_nearest_of_the_others():
+    z = torch.tensor([[0.0], [1.0], [3.0], [5.0]], requires_grad=True)
+    # persons 0 0 0 1: anchors 0, 1, 2 have positives at most 3, 2, 3 away and the negative 5, 4, 2 away; anchor 3 has no positive
+    loss = batch_hard_triplet(z, torch.tensor([0, 0, 0, 1]))
+    assert loss.item() == pytest.approx((softplus(3 - 5) + softplus(2 - 4) + softplus(3 - 2)) / 3, abs=1e-6)
+    loss.backward()
+    assert z.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("identity", [[0, 0, 0, 0], [0, 1, 2, 3], [0, 0, 1, 1]])
+def test_triplet_of_equal_pictures_or_without_a_kind_of_pair_is_finite_with_its_gradient(identity):
+    z = torch.ones(4, 3, requires_grad=True)
+    loss = batch_hard_triplet(z, torch.tensor(identity))
+    assert loss.item() == pytest.approx(math.log(2) if identity == [0, 0, 1, 1] else 0, abs=1e-6)
+    loss.backward()
+    assert z.grad.isfinite().all()
+
+
+def test_reid_losses_weigh_the_global_feature_as_much_as_the_four_local_ones():
+    torch.manual_seed(0)
+    features, logits, label = torch.randn(6, 5, 8), torch.randn(6, 5, 3), torch.tensor([0, 0, 1, 1, 2, 2])
+    terms = reid_losses(features, logits, label)
+    entropy = [F.cross_entropy(logits[:, i], label).item() for i in range(5)]
+    triplet = [batch_hard_triplet(features[:, i], label).item() for i in range(5)]
+    assert terms["cross-entropy"].item() == pytest.approx(0.5 * entropy[0] + 0.125 * sum(entropy[1:]), abs=1e-6)
+    assert terms["triplet"].item() == pytest.approx(0.5 * triplet[0] + 0.125 * sum(triplet[1:]), abs=1e-6)
+    assert terms["total"].item() == pytest.approx(terms["cross-entropy"].item() + terms["triplet"].item(), abs=1e-6)
 
 
 @pytest.mark.parametrize("kind, loss", [(AdaFace, 57.31788), (ArcFace, 58.69954), (CosFace, 57.03117)])
