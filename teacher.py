@@ -313,6 +313,7 @@ def network_options(parser):
     for name, (toy, own, what) in SIZES.items():
         group.add_argument("--" + name, type=int, help=f"{what}; none: that of a ViT in --teacher or --init, else {toy} in the "
                            f"toy world, {own} with --data")
+    group.add_argument("--patch-stride", type=int, help="pixels from one patch to the next, fewer than --patch where they overlap; none: --patch")
     machine_options(parser)
     parser.add_argument("--seed", type=int, default=0, help="seed of weights, batches and augmentation")
 
@@ -346,9 +347,9 @@ def check_numbers(settings, **least):
 def vit_sizes(settings, base=None):
     """Parsed options -> keyword arguments of a VisionTransformer; what is not given comes from the sizes `base`, or else is
     the default for the data."""
-    names = {**{name: name for name in SIZES}, "size": "image_size", "patch": "patch_size"}
+    names = {**{name: name for name in SIZES}, "size": "image_size", "patch": "patch_size", "patch_stride": "patch_stride"}
     base = base or {names[name]: defaults[0 if settings.data is None else 1] for name, defaults in SIZES.items()}
-    return {**base, **{names[name]: getattr(settings, name) for name in SIZES if getattr(settings, name) is not None}}
+    return {**base, **{names[name]: getattr(settings, name) for name in names if getattr(settings, name) is not None}}
 
 
 def main(argv=None):
@@ -360,7 +361,7 @@ def main(argv=None):
     parser.add_argument("--batch-size", type=int, default=64, help="faces a step")
     parser.add_argument("--lr", type=float, help="highest learning rate; none: 0.2 / dim")
     settings = parser.parse_args(argv)
-    check_numbers(settings, epochs=1, batch_size=2, lr=1e-12, seed=0, workers=0, **dict.fromkeys(SIZES, 1))
+    check_numbers(settings, epochs=1, batch_size=2, lr=1e-12, seed=0, workers=0, patch_stride=1, **dict.fromkeys(SIZES, 1))
     device, dtype = choose_device(settings.device, settings.amp)
     if os.path.exists(settings.out):
         raise ValueError(f"{settings.out} exists already; choose another --out")

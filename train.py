@@ -23,8 +23,8 @@ import torch
 import evaluate
 from data import (HeadDataset, IdentitySampler, Parser, augment, command_line, cover_faces, data_options, loader, open_data,
                   split_identities)
-from losses import alignment_loss, hierarchical_loss
-from model import DESIGNS, HeadSimilarity, load_strictly, read_checkpoint, resize_pos_embed, save_checkpoint, to_unit
+from losses import alignment_loss, hierarchical_loss, reid_losses
+from model import DESIGNS, load_strictly, new_student, patch_grid, read_checkpoint, resize_pos_embed, save_checkpoint, to_unit
 from teacher import (SIZES, Progress, autocast, check_finite, check_numbers, choose_device, load_teacher, make_optimiser,
                      network_options, pretrain, teacher_options, update, vit_sizes)
 
@@ -40,12 +40,14 @@ def parse(argv=None):
     data_options(parser)
     network_options(parser)
     group = parser.add_argument_group("student and losses")
-    group.add_argument("--design", choices=list(DESIGNS), default="dual-cls", help="two CLS tokens (the paper's), or an ablation")
+    group.add_argument("--design", choices=list(DESIGNS), default="dual-cls",
+                       help="two CLS tokens (the paper's), an ablation, or the baseline TransReID, which has losses of its own")
     teacher_options(group, none="the run's own, pre-trained first")
     group.add_argument("--init", metavar="FILE", help="start from this student, ours or the authors'; none: from the teacher's trunk")
     group.add_argument("--align-weight", type=float, default=2.0, help="weight of the alignment with the teacher; 0: none")
     group.add_argument("--hier-weight", type=float, default=1.0, help="weight of the hierarchical loss")
-    group.add_argument("--head-weight", type=float, default=1.0, help="weight of z_head in the hierarchical loss; z_id has 1")
+    group.add_argument("--id-weight", type=float, default=1.0, help="weight of z_id in the hierarchical loss")
+    group.add_argument("--head-weight", type=float, default=1.0, help="weight of z_head in the hierarchical loss")
     group.add_argument("--margins", type=float, nargs=2, default=[0.1, 0.1], metavar=("M12", "M23"),
                        help="R1 over R2 and R2 over R3, in cosine")
     group.add_argument("--temperature", type=float, default=0.1, help="t of the hierarchical loss, in cosine")
@@ -100,9 +102,9 @@ def with_absolute_paths(settings):
 def check(settings):
     """ValueError with the rule for a value that no run can have."""
     evaluate.check_fars(settings.fars)
-    check_numbers(settings, align_weight=0, hier_weight=0, head_weight=0, temperature=1e-6, epochs=1, teacher_epochs=1,
+    check_numbers(settings, align_weight=0, hier_weight=0, id_weight=0, head_weight=0, temperature=1e-6, epochs=1, teacher_epochs=1,
                   steps=1, batch_size=2, states=1, frames=1, lr=1e-12, weight_decay=0, eval_every=1, workers=0, seed=0,
-                  **dict.fromkeys(SIZES, 1))
+                  patch_stride=1, **dict.fromkeys(SIZES, 1))
     if not all(math.isfinite(margin) for margin in settings.margins):
         raise ValueError(f"--margins must be two finite numbers; got {settings.margins}")
     if settings.batch_size < 2 * settings.states * settings.frames:
@@ -112,8 +114,11 @@ def check(settings):
         raise ValueError("--states x --frames must be at least 2: no anchor has a genuine pair otherwise")
     if settings.colour and settings.teacher is None and settings.init is None:
         raise ValueError("--colour says how the weights of --teacher were trained; there is none")
-    if settings.align_weight == settings.hier_weight == 0:
-        raise ValueError("--align-weight and --hier-weight are both 0: there is nothing to learn")
+    if settings.design == "transreid":
+        if settings.init is not None:
+            raise ValueError("--init does not go with transreid, whose classifiers know only the people it was trained on")
+    elif settings.align_weight == settings.hier_weight * max(settings.id_weight, settings.head_weight) == 0:
+        raise ValueError("--align-weight is 0, and --hier-weight or both --id-weight and --head-weight: there is nothing to learn")
 
 
 def open_run(settings):
@@ -160,9 +165,15 @@ def prepare(settings, device, dtype, initial, teacher, sizes):
     train_rows, test_rows = (np.flatnonzero(part[index.identity]) for part in (~held_out, held_out))
     print(f"split: {int((~held_out).sum())} training identities, {int(held_out.sum())} held out", flush=True)
 
+    trained = [name for name, out in zip(index.names, held_out) if not out]
     teacher, teacher_path = prepare_teacher(settings, index, ~held_out, machine, teacher, sizes)
+    if settings.design == "transreid":
+        sizes["classes"] = len(trained)
+        if initial and initial["trained"] != sorted(trained):
+            raise ValueError(f"the classifiers of this run know other people than the {len(trained)} that {index.root} has to train on now")
     student = make_student(settings, sizes, teacher, initial).to(device)
-    targets, has_target = teacher_targets(teacher if settings.align_weight else None, index, train_rows, student.embed_dim, machine)
+    aligned = settings.align_weight > 0 and settings.design != "transreid"
+    targets, has_target = teacher_targets(teacher if aligned else None, index, train_rows, student.embed_dim, machine)
 
     sampler = IdentitySampler(train_rows, index.identity[train_rows], index.state[train_rows],
                               P=settings.batch_size // (settings.states * settings.frames), S=settings.states, K=settings.frames,
@@ -179,9 +190,10 @@ def prepare(settings, device, dtype, initial, teacher, sizes):
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
     run = SimpleNamespace(
         settings=settings, machine=machine, index=index, test_rows=test_rows, initial=initial,
-        trained=[name for name, out in zip(index.names, held_out) if not out], teacher=teacher and teacher.cpu(),
-        teacher_path=teacher_path, targets=targets,
-        has_target=has_target, student=student, sampler=sampler, batches=loader(dataset, sampler, settings.workers),
+        trained=trained, teacher=teacher and teacher.cpu(),
+        teacher_path=teacher_path, targets=targets, has_target=has_target,
+        label=torch.from_numpy(np.cumsum(~held_out) - 1),  # of an identity: its number among the training ones
+        student=student, sampler=sampler, batches=loader(dataset, sampler, settings.workers),
         optimiser=optimiser, schedule=schedule, scaler=scaler, epoch=0, step=0, best=None, thresholds=None, unreadable=set())
     keep_trained_out(run)
     return run
@@ -197,20 +209,20 @@ def keep_trained_out(run):
 
 
 def student_sizes(settings, teacher, initial):
-    """-> keyword arguments of the HeadSimilarity: those of the initial student, else of a ViT teacher, else the defaults
+    """-> keyword arguments of new_student: those of the initial student, else of a ViT teacher, else the defaults
     for the data; with what the user says otherwise. ValueError for sizes that cannot be."""
     base = initial["model_args"] if initial else teacher.sizes if teacher else None
-    sizes = {**vit_sizes(settings, base), "design": settings.design}
+    sizes, ours = {**vit_sizes(settings, base), "design": settings.design}, settings.design != "transreid"
     if initial:
         for name, value in sizes.items():
-            if name != "image_size" and value != base[name]:
-                raise ValueError(f"--init keeps the sizes of its student, but for --size: its {name} is {base[name]}, not {value}")
-    else:
+            if name != "image_size" and value != base.get(name):
+                raise ValueError(f"--init keeps the sizes of its student, but for --size: its {name} is {base.get(name)}, not {value}")
+    elif ours:
         sizes["embed_dim"] = teacher.embed_dim if teacher else sizes["dim"]
-    if teacher and teacher.embed_dim != sizes["embed_dim"]:
+    if ours and teacher and teacher.embed_dim != sizes["embed_dim"]:
         raise ValueError(f"the teacher's embedding has {teacher.embed_dim} numbers, that of the student in --init {sizes['embed_dim']}")
     with torch.device("meta"):  # no memory: only to hear now that the sizes are impossible
-        HeadSimilarity(**sizes)
+        new_student(**({} if ours else {"classes": 2}) | sizes)
     return sizes
 
 
@@ -226,7 +238,7 @@ def prepare_teacher(settings, index, people, machine, teacher, sizes):
     if teacher is None:
         if not (settings.resume and os.path.exists(path)):
             print("teacher: none given, so one is pre-trained on the training identities' aligned faces", flush=True)
-            vit = {name: size for name, size in sizes.items() if name != "design"}
+            vit = {name: size for name, size in sizes.items() if name not in ("design", "classes")}
             pretrain(index, people, path, vit=vit, epochs=settings.teacher_epochs, seed=settings.seed, **machine)
         teacher = load_teacher(path)
     print(f"teacher: {teacher.description} ({path})", flush=True)
@@ -258,8 +270,8 @@ def teacher_targets(teacher, index, rows, E, machine):
 def make_student(settings, sizes, teacher, initial):
     """A new student; it starts from the initial student, or else its trunk from the teacher's where that has its shapes."""
     torch.manual_seed(settings.seed)
-    student = HeadSimilarity(**sizes)
-    shown = ", ".join(f"{name.replace('_', ' ')} {size:g}" for name, size in student.sizes.items())
+    student = new_student(**sizes)
+    shown = ", ".join(f"{name.replace('_', ' ')} {size:g}" for name, size in student.sizes.items() if size)
     print(f"student: {settings.design}, {sum(p.numel() for p in student.parameters()) / 1e6:.1f} M parameters ({shown})")
     if initial:
         load_strictly(student, fit_positions(initial["model"], initial["model_args"], sizes), settings.resume or settings.init)
@@ -267,6 +279,8 @@ def make_student(settings, sizes, teacher, initial):
     elif teacher and teacher.sizes:
         trunk = {name: tensor for name, tensor in teacher.state_dict().items() if not name.startswith("feature.")}
         trunk, own = fit_positions(trunk, teacher.sizes, sizes), student.state_dict()
+        if settings.design == "transreid":
+            trunk = student.adopt(trunk)
         fits = all(name in own and own[name].shape == tensor.shape for name, tensor in trunk.items())
         if fits and teacher.sizes["heads"] == sizes["heads"]:  # no shape tells the heads
             student.load_state_dict({**own, **trunk})
@@ -280,9 +294,9 @@ def make_student(settings, sizes, teacher, initial):
 
 def fit_positions(tensors, old, new):
     """Tensors of a trunk of sizes `old` -> the same for sizes `new`: another picture size is another grid of positions."""
-    if old["image_size"] == new["image_size"] or old["patch_size"] != new["patch_size"]:
+    grids = [(patch_grid(**sizes),) * 2 for sizes in (old, new)]
+    if grids[0] == grids[1] or old["patch_size"] != new["patch_size"]:
         return tensors
-    grids = [(sizes["image_size"] // sizes["patch_size"],) * 2 for sizes in (old, new)]
     print("student: position embedding resized from {0}x{0} to {1}x{1} patches".format(grids[0][0], grids[1][0]))
     return {**tensors, "pos_embed": resize_pos_embed(tensors["pos_embed"], *grids)}
 
@@ -290,18 +304,22 @@ def fit_positions(tensors, old, new):
 # ---------------------------------------------------------------- one step, one epoch
 
 def losses_of(run, batch):
-    """One batch -> {"align", "id", "head", "total"}: scalar losses."""
+    """One batch -> {"align", "id", "head", "total"}: scalar losses; those of TransReID: {"cross-entropy", "triplet", "total"}."""
     settings, device = run.settings, run.machine["device"]
     head, identity, state, z_t, has_target = (tensor.to(device, non_blocking=True) for tensor in (
         batch.head, batch.identity, batch.state, run.targets[batch.row], run.has_target[batch.row]))
     heads, covered = cover_faces(augment(to_unit(head)), share=0.1)
     with autocast(device, run.machine["dtype"]):
+        if settings.design == "transreid":
+            features = run.student.features(heads)                             # (B, 5, D)
+            return reid_losses(features, run.student.logits(features), run.label[batch.identity].to(device))
         z_id, z_head = run.student(heads)                                      # (B, E) each
     hierarchy = dict(m12=settings.margins[0], m23=settings.margins[1], t=settings.temperature, aggregate=settings.aggregate)
     terms = {"align": alignment_loss(z_t, z_id, has_target & ~covered),
              "id": hierarchical_loss(z_id, identity, state, **hierarchy),
              "head": hierarchical_loss(z_head, identity, state, **hierarchy)}
-    total = settings.align_weight * terms["align"] + settings.hier_weight * (terms["id"] + settings.head_weight * terms["head"])
+    total = settings.align_weight * terms["align"] + settings.hier_weight * (
+        settings.id_weight * terms["id"] + settings.head_weight * terms["head"])
     return {**terms, "total": total}
 
 
@@ -332,8 +350,9 @@ def train_epoch(run):
 # ---------------------------------------------------------------- evaluation, checkpoints, log
 
 def score(run):
-    """The student on the held-out identities, z_id: {"identity_vr", "identity_auc", "head_vr", "head_auc"}; VR at the first
-    FAR, None where there are no pairs. Empty where nobody is held out. Sets the thresholds of both embeddings too."""
+    """The student on the held-out identities: {"identity_vr", "identity_auc", "head_vr", "head_auc"} of z_id, and the same
+    with z_head_ before it; VR at the first FAR, None where there are no pairs. Empty where nobody is held out. Sets the
+    thresholds of both embeddings too."""
     index, student, far = run.index, run.student.eval(), run.settings.fars[0]
     z, kept, _ = evaluate.embed_rows(lambda heads: torch.stack(student(heads), dim=1), index, run.test_rows,  # (n, 2, E)
                                      size=student.image_size, what="held out", **run.machine)
@@ -344,16 +363,17 @@ def score(run):
     scores = {which: evaluate.score_embeddings(z[:, place], index.identity[kept], index.state[kept], sorted({far, evaluate.FARS[0]}))
               for place, which in enumerate(("id", "head"))}
     run.thresholds = {which: evaluate.calibrate(scores[which], evaluate.FARS[0], people, index.root) for which in scores}
-    return {name: value for task in evaluate.TASKS for name, value in ((f"{task}_vr", scores["id"][task]["vr"][far]),
-                                                                       (f"{task}_auc", scores["id"][task]["auc"]))}
+    return {f"{prefix}{task}_{what}": scores[which][task]["auc"] if what == "auc" else scores[which][task]["vr"][far]
+            for which, prefix in (("id", ""), ("head", "z_head_")) for task in evaluate.TASKS for what in ("vr", "auc")}
 
 
 def evaluate_and_keep_best(run):
-    """Score the student; write best.pt if the mean of its two VRs is no worse than before. -> the scores, for the log."""
+    """Score the student; write best.pt if the mean of z_id's two VRs is no worse than before. -> the scores, for the log."""
     scores = score(run)
-    shown = "  ".join(f"{name} {evaluate.show(value)}" for name, value in scores.items())
+    of_z_id = {name: value for name, value in scores.items() if not name.startswith("z_head_")}
+    shown = "  ".join(f"{name} {evaluate.show(value)}" for name, value in of_z_id.items())
     print(f"held out, epoch {run.epoch}: {shown or 'nobody'}", flush=True)
-    rates = [value for name, value in scores.items() if name.endswith("_vr") and value is not None]
+    rates = [value for name, value in of_z_id.items() if name.endswith("_vr") and value is not None]
     mean = sum(rates) / len(rates) if rates else 0.0
     if run.best is None or mean >= run.best:
         run.best = mean
@@ -366,7 +386,7 @@ def save(run, name):
     settings = {key: value for key, value in vars(run.settings).items() if key not in ("resume", "out")}
     content = {
         "kind": "student", "model": run.student.state_dict(), "settings": settings, "trained": run.trained,
-        "model_args": dict(design=run.student.design, embed_dim=run.student.embed_dim, **run.student.sizes),
+        "model_args": run.student.model_args,
         "teacher": run.teacher_path, "teacher_description": run.teacher and run.teacher.description,
         "root": os.path.abspath(run.index.root), "epoch": run.epoch, "best": run.best, "thresholds": run.thresholds}
     if name == "last.pt":

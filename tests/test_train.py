@@ -242,7 +242,7 @@ def test_a_released_vit_teacher_sets_the_sizes_of_the_student_and_of_nothing_els
     train.main(run)
     out, checkpoint = capsys.readouterr().out, torch.load(tmp_path / "run" / "best.pt", weights_only=True)
     assert "teacher: a ViT of dim 32, taken to have 8 heads, 0.2 M parameters, RGB 32x32" in out and "student trunk: 137 of 137 tensors from the teacher" in out
-    assert checkpoint["model_args"] == dict(design="dual-cls", embed_dim=512, image_size=32, patch_size=8, dim=32, depth=12, heads=8, mlp_ratio=5.0)
+    assert checkpoint["model_args"] == dict(design="dual-cls", embed_dim=512, image_size=32, patch_size=8, dim=32, depth=12, heads=8, mlp_ratio=5.0, patch_stride=None)
     assert "teacher, aligned faces" in out and "teacher: a ViT" in out.split("mean s")[0]
     settings = train.parse([*run, "--size", "64", "--heads", "4"])
     assert train.read_start(settings)[2] == {**checkpoint["model_args"], "image_size": 64, "heads": 4}
@@ -321,6 +321,45 @@ def test_the_ablation_designs_and_no_alignment_train(toy, tmp_path, design):
     line = log(tmp_path / design)[0]
     assert line["total"] == pytest.approx(line["id"] + line["head"], rel=1e-5)
     assert "teacher.pt" not in os.listdir(tmp_path / design)
+
+
+def test_transreid_trains_resumes_exactly_and_is_evaluated_like_a_student(learned, toy, tmp_path, capsys):
+    options = ["--data", toy, "--design", "transreid", "--teacher", os.path.join(learned, "teacher.pt"), "--patch-stride", "6", "--steps", "3", *SMALL]
+    train.main([*options, "--epochs", "2", "--out", str(tmp_path / "whole")])
+    assert "trunk: 40 of 40 tensors from the teacher" in capsys.readouterr().out
+    line = log(tmp_path / "whole")[0]
+    assert line["total"] == pytest.approx(line["cross-entropy"] + line["triplet"], abs=1e-5) and "align" not in line
+    best, last = (str(tmp_path / "whole" / name) for name in ("best.pt", "last.pt"))
+    assert torch.load(best, weights_only=True)["model_args"]["classes"] == 36
+    train.main(["--resume", last, "--epochs", "3"])
+    assert len(log(tmp_path / "whole")) == 3
+    assert evaluate.main(["--ckpt", best, "--embedding", "head", "--workers", "0"]) is None and "design transreid" in capsys.readouterr().out
+    for wrong, message in ((["--design", "transreid"], "does not go with transreid"), ([], "its design is transreid, not dual-cls")):
+        with pytest.raises(ValueError, match=message):
+            train.main(["--data", toy, "--init", best, *wrong, "--out", str(tmp_path / "no"), "--workers", "0"])
+
+
+def test_transreid_needs_no_face_without_a_teacher_and_the_same_people_to_resume(tiny, tmp_path):
+    out, options = str(tmp_path / "run"), ["--data", tiny, "--design", "transreid", "--align-weight", "0", "--epochs", "1", "--batch-size", "8", *SMALL[:8],
+                                           "--workers", "0"]
+    train.main([*options, "--out", out])
+    paint(f"{tiny}/E/s0/0.jpg")
+    paint(f"{tiny}/F/s0/0.jpg")
+    with pytest.raises(ValueError, match="the classifiers of this run know other people than the 3 that"):
+        train.main(["--resume", os.path.join(out, "last.pt"), "--epochs", "2"])
+
+
+def test_the_loss_may_be_on_one_embedding_only(learned, toy, tmp_path):
+    options = ["--data", toy, "--teacher", os.path.join(learned, "teacher.pt"), "--align-weight", "0", "--epochs", "1", "--steps", "1", *SMALL]
+    for weight, still in (("--id-weight", "feature_cls.0.weight"), ("--head-weight", "head_feature.0.weight")):
+        out = tmp_path / still
+        train.main([*options, weight, "0", "--weight-decay", "0", "--out", str(out)])
+        line = log(out)[0]
+        assert line["total"] == pytest.approx(line["head" if weight == "--id-weight" else "id"], abs=1e-6)
+        torch.manual_seed(0)
+        start = train.new_student(**torch.load(out / "last.pt", weights_only=True)["model_args"]).state_dict()
+        moved = [name for name in ("feature_cls.0.weight", "head_feature.0.weight") if not torch.equal(start[name], weights(out / "last.pt")[name])]
+        assert len(moved) == 1 and still not in moved
 
 
 def test_heads_without_faces_train_beside_faces_and_unreadable_pictures_are_counted(tmp_path, capsys):
