@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import evaluate
+import paper_table
 import released
 import train
 from conftest import paint, write_landmarks
@@ -418,3 +419,25 @@ def test_help_shows_every_default():
     done = subprocess.run([*SCRIPT, "--help"], capture_output=True, text=True, timeout=60)
     options = [" ".join(part.split()) for part in done.stdout.split("options:")[1].split("\n  -")[1:] if not part.startswith("h,")]
     assert done.returncode == 0 and len(options) > 30 and all("(default: " in option or "none:" in option for option in options)
+
+
+def test_the_papers_table_trains_each_row_once_with_one_teacher_and_prints_means_and_ranges(toy, tmp_path, capsys):
+    out = tmp_path / "table"
+    options = ["--out", str(out), "--seeds", "0", "1", "--rows", "distilled", "--data", toy, "--epochs", "1", "--steps", "1", "--teacher-epochs", "1", *SMALL]
+    paper_table.main(options)
+    first = capsys.readouterr().out
+    files = {path: path.stat().st_mtime_ns for path in out.glob("*/results.json")}
+    assert sorted(path.parent.name for path in files) == ["distilled-0", "distilled-1", "ours-0", "ours-1"]
+    assert sorted(path.parent.name for path in out.glob("*/teacher.pt")) == ["ours-0", "ours-1"]
+    rows = {line.split(" | ")[0]: line for line in first.splitlines() if line.startswith("|")}
+    values = [log(out / f"ours-{seed}")[-1]["head_auc"] for seed in (0, 1)]
+    assert f"{sum(values) / 2:.3f} ({min(values):.3f} to {max(values):.3f})" in rows["| **ours, dual-CLS**"]
+    assert rows["| distilled AdaFace"].endswith("|  |") and "| teacher, whole heads" in rows and len(rows) == 6
+
+    os.remove(out / "distilled-0" / "results.json")  # as if it had been interrupted
+    paper_table.main(options)
+    again = capsys.readouterr().out.splitlines()
+    assert again[0].startswith("distilled, seed 0: ") and again[1:] == [line for line in first.splitlines() if line.startswith("|")]
+    assert sum(files[path] != path.stat().st_mtime_ns for path in files) == 1
+    with pytest.raises(ValueError, match="ours, seed 2: train.py: --lr must be a number of at least 1e-12; got -1.0"):
+        paper_table.main([*options, "--seeds", "2", "--lr", "-1"])
