@@ -44,16 +44,16 @@ def parse(argv=None):
                        help="two CLS tokens (the paper's), an ablation, or the baseline TransReID, which has losses of its own")
     teacher_options(group, none="the run's own, pre-trained first")
     group.add_argument("--init", metavar="FILE", help="start from this student, ours or the authors'; none: from the teacher's trunk")
-    group.add_argument("--align-weight", type=float, default=8.0, help="weight of the alignment with the teacher; 0: none")
+    group.add_argument("--align-weight", type=float, default=2.0, help="weight of the alignment with the teacher; 0: none")
     group.add_argument("--hier-weight", type=float, default=1.0, help="weight of the hierarchical loss")
     group.add_argument("--id-weight", type=float, default=1.0, help="weight of z_id in the hierarchical loss")
     group.add_argument("--head-weight", type=float, default=1.0, help="weight of z_head in the hierarchical loss")
-    group.add_argument("--margins", type=float, nargs=2, default=[0.2, 0.2], metavar=("M12", "M23"),
+    group.add_argument("--margins", type=float, nargs=2, default=[0.1, 0.1], metavar=("M12", "M23"),
                        help="R1 over R2 and R2 over R3, in cosine")
     group.add_argument("--temperature", type=float, default=0.1, help="t of the hierarchical loss, in cosine")
     group.add_argument("--aggregate", choices=["lse", "mean"], default="lse", help="the hardest pairs count most, or all alike")
     group = parser.add_argument_group("schedule")
-    group.add_argument("--epochs", type=int, default=12, help="times through the training pictures")
+    group.add_argument("--epochs", type=int, default=16, help="times through the training pictures")
     group.add_argument("--teacher-epochs", type=int, default=9, help="the same for a teacher that is pre-trained first")
     group.add_argument("--steps", type=int, help="steps an epoch; none: as many as show every picture about once")
     group.add_argument("--batch-size", type=int, default=128, help="pictures a step: identities x states x frames")
@@ -65,7 +65,7 @@ def parse(argv=None):
     group.add_argument("--out", metavar="DIR", help="run folder; none: a new one, runs/<data>-<design>")
     group.add_argument("--resume", metavar="FILE",
                        help=f"go on from this last.pt with its settings, of which {', '.join(MAY_CHANGE)} may change; none: a new run")
-    group.add_argument("--eval-every", type=int, default=6, help="epochs between evaluations on the held-out identities")
+    group.add_argument("--eval-every", type=int, default=8, help="epochs between evaluations on the held-out identities")
     group.add_argument("--fars", type=float, nargs="+", default=list(evaluate.FARS), help="false accept rates; the first chooses best.pt")
     settings = with_absolute_paths(parser.parse_args(argv))
     if settings.resume is not None:

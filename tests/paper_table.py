@@ -37,7 +37,7 @@ def train(row, seed, settings, options):
     if os.path.exists(os.path.join(folder, "results.json")):
         return
     last = os.path.join(folder, "last.pt")
-    command = ["--resume", last] if os.path.exists(last) else [*ROWS[row][1], "--seed", str(seed), "--out", folder, *options]
+    command = ["--resume", last] if os.path.exists(last) else [*options, *ROWS[row][1], "--seed", str(seed), "--out", folder]
     if row != "ours" and not os.path.exists(last):
         command += ["--teacher", os.path.join(settings.out, f"ours-{seed}", "teacher.pt")]
     threads = max(1, (os.cpu_count() or 1) // settings.jobs)
