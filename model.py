@@ -174,6 +174,7 @@ class VisionTransformer(nn.Module):
         return x
 
     def tokens(self, images):
+        """The tokens after the final norm, (B, num_cls + N, dim)."""
         return self.norm(self.hidden(images))
 
     forward = tokens

@@ -88,7 +88,7 @@ def main(argv=None):
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="each row is trained with each of them")
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS), help="which; the first is always trained")
     parser.add_argument("--out", metavar="DIR", default="runs/table", help="where the runs and table.json go")
-    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1)), help="runs at a time, sharing the processors")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time, sharing the processors")
     settings, options = parser.parse_known_args(argv)
     os.makedirs(settings.out, exist_ok=True)
     if "--data" not in options and not os.path.isdir(TOY_WORLD):
