@@ -396,9 +396,10 @@ def print_notes(table, fars):
 
 
 def write_json(path, content):
-    """Write what any JSON reader accepts: UTF-8, and null for minus infinity."""
-    with open(path, "w", encoding="utf-8") as file:  # a threshold of -inf (every pair accepted) has no JSON number
+    """Write what any JSON reader accepts: UTF-8, null for minus infinity, never half a file."""
+    with open(f"{path}.tmp", "w", encoding="utf-8") as file:  # a threshold of -inf (every pair accepted) has no JSON number
         file.write(re.sub('(?<=": )-Infinity', "null", json.dumps(content, indent=1)))
+    os.replace(f"{path}.tmp", path)
 
 
 # ---------------------------------------------------------------- pictures

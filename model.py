@@ -301,6 +301,10 @@ class TransReID(Student):
             tensors |= dict.fromkeys(names, tensor)
         return tensors
 
+    def tokens(self, images):
+        """The global branch's tokens after its norm, (B, 1 + N, dim)."""
+        return self.global_branch(self.hidden(images))
+
     def features(self, images):
         """Images (B, 3, S, S) -> (B, 5, D): the global feature, then the local ones."""
         x = self.hidden(images)                                             # (B, 1 + N, D)

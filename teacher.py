@@ -313,7 +313,8 @@ def network_options(parser):
     for name, (toy, own, what) in SIZES.items():
         group.add_argument("--" + name, type=int, help=f"{what}; none: that of a ViT in --teacher or --init, else {toy} in the "
                            f"toy world, {own} with --data")
-    group.add_argument("--patch-stride", type=int, help="pixels from one patch to the next, fewer than --patch where they overlap; none: --patch")
+    group.add_argument("--patch-stride", type=int, help="pixels from one patch to the next, fewer than --patch where they overlap (what no whole "
+                       "patch reaches is left out); none: --patch")
     machine_options(parser)
     parser.add_argument("--seed", type=int, default=0, help="seed of weights, batches and augmentation")
 

@@ -24,7 +24,7 @@ import evaluate
 from data import (HeadDataset, IdentitySampler, Parser, augment, command_line, cover_faces, data_options, loader, open_data,
                   split_identities)
 from losses import alignment_loss, hierarchical_loss, reid_losses
-from model import DESIGNS, load_strictly, new_student, patch_grid, read_checkpoint, resize_pos_embed, save_checkpoint, to_unit
+from model import DESIGNS, build, load_strictly, new_student, patch_grid, read_checkpoint, resize_pos_embed, save_checkpoint, to_unit
 from teacher import (SIZES, Progress, autocast, check_finite, check_numbers, choose_device, load_teacher, make_optimiser,
                      network_options, pretrain, teacher_options, update, vit_sizes)
 
@@ -80,9 +80,10 @@ def settings_of_run(parser, argv, path):
     stored = checkpoint["settings"]
     if not stored or not {"optimiser", "schedule", "scaler", "epoch", "step", "best", "random"} <= checkpoint.keys():
         raise ValueError(f"--resume goes on with a whole last.pt of this project; {path} may go with --init")
+    stored = {**vars(parser.parse_args([])), **stored}  # an older version's file knows fewer settings
     parser.set_defaults(**stored)
     settings = with_absolute_paths(parser.parse_args(argv))
-    changed = [name for name in stored if stored[name] != getattr(settings, name) and name not in MAY_CHANGE]
+    changed = [name for name in stored if stored[name] != getattr(settings, name) and name not in (*MAY_CHANGE, "out", "resume")]
     if changed:
         raise ValueError(f"--resume goes on with the run's own settings; --{changed[0].replace('_', '-')} cannot change")
     if settings.out is not None:
@@ -130,7 +131,8 @@ def open_run(settings):
         settings.out = next(name for name in names if not os.path.isdir(name) or not os.listdir(name))
     last = os.path.join(settings.out, "last.pt")
     if not settings.resume and (os.path.exists(last) or os.path.exists(os.path.join(settings.out, "best.pt"))):
-        raise ValueError(f"{settings.out} holds a run already: go on with --resume {last}, or choose another --out")
+        go_on = f"go on with --resume {last}, or " if os.path.exists(last) else ""  # a run may end before its first last.pt
+        raise ValueError(f"{settings.out} holds a run already: {go_on}choose another --out")
     os.makedirs(settings.out, exist_ok=True)
     with tempfile.TemporaryFile(dir=settings.out):  # hear now, not after the first epoch, that it cannot be written to
         pass
@@ -143,6 +145,8 @@ def read_start(settings):
     that a wrong file or size is heard of before any data is read."""
     path = settings.init if settings.resume is None else settings.resume
     initial = None if path is None else read_checkpoint(path)
+    if initial:
+        build(new_student, initial, path)  # all that can be wrong with it
     if settings.init is not None and settings.teacher is None and settings.align_weight:
         settings.teacher = evaluate.teacher_of(settings.init, initial)  # what the student is aligned with; no other would do
         if settings.teacher is None:
@@ -284,7 +288,8 @@ def make_student(settings, sizes, teacher, initial):
         fits = all(name in own and own[name].shape == tensor.shape for name, tensor in trunk.items())
         if fits and teacher.sizes["heads"] == sizes["heads"]:  # no shape tells the heads
             student.load_state_dict({**own, **trunk})
-            print(f"student trunk: {len(trunk)} of {len(trunk)} tensors from the teacher", flush=True)
+            whole = sum(name.startswith(("patch_embed.", "pos_embed", "blocks.", "norm.", "global_", "local_")) for name in own)
+            print(f"student trunk: {len(trunk)} of {whole} tensors from the teacher", flush=True)
         else:
             print("student trunk: from scratch, since the teacher's has other sizes", flush=True)
     elif teacher:

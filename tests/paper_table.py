@@ -3,8 +3,8 @@
     python tests/paper_table.py [--seeds 0 1 2] [--out runs/table] [--jobs N] [--rows NAME ...] [options of train.py]
 
 Rows that are done are not run again, and one that was interrupted goes on: start the same command once more. The first row
-is the default run, which pre-trains a teacher; the other rows with the same seed share it. The figures are those of the
-held-out people at the best epoch, z_id's but for the last column. OUT/table.json holds them a seed.
+pre-trains a teacher unless --teacher names one; the other rows with the same seed share it. The figures are those of the
+held-out people at the best epoch, z_id's but for the last column. OUT/table.json holds those of the rows asked for, a seed.
 """
 import concurrent.futures
 import json
@@ -16,6 +16,8 @@ import time
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 sys.path.insert(0, ROOT)
 from data import TOY_WORLD, Parser, command_line, make_toy
+from evaluate import write_json
+from teacher import check_numbers
 
 ROWS = {  # name of the folder: (name in the table, options of train.py)
     "ours": ("**ours, dual-CLS**", []),
@@ -26,9 +28,10 @@ ROWS = {  # name of the folder: (name in the table, options of train.py)
     "no-alignment": ("ours without alignment", ["--align-weight", "0"]),
     "z_id-only": ("ours, hierarchical loss on z_id only", ["--head-weight", "0"]),
     "z_head-only": ("ours, hierarchical loss on z_head only", ["--id-weight", "0"])}
-FIGURES = {"identity_vr": "identity VR@FAR", "identity_auc": "AUC", "head_vr": "head similarity VR@FAR", "head_auc": "AUC",
+FIGURES = {"identity_vr": "identity VR", "identity_auc": "AUC", "head_vr": "head similarity VR", "head_auc": "AUC",
            "z_head_head_vr": "head similarity VR of z_head"}
 WITHOUT_Z_HEAD = ("distilled", "z_id-only")  # rows that never train it
+OF_A_ROW = ("--design", "--seed", "--out", "--init", "--resume")  # options that this script sets, or that would mix runs
 
 
 def train(row, seed, settings, options):
@@ -38,7 +41,7 @@ def train(row, seed, settings, options):
         return
     last = os.path.join(folder, "last.pt")
     command = ["--resume", last] if os.path.exists(last) else [*options, *ROWS[row][1], "--seed", str(seed), "--out", folder]
-    if row != "ours" and not os.path.exists(last):
+    if row != "ours" and not os.path.exists(last) and "--teacher" not in named(options):
         command += ["--teacher", os.path.join(settings.out, f"ours-{seed}", "teacher.pt")]
     threads = max(1, (os.cpu_count() or 1) // settings.jobs)
     started = time.time()
@@ -47,22 +50,30 @@ def train(row, seed, settings, options):
                                 env={**os.environ, "OMP_NUM_THREADS": str(threads)}).returncode
     if status:
         with open(f"{folder}.log", encoding="utf-8") as log:
-            raise ValueError(f"{row}, seed {seed}: {log.read().strip().splitlines()[-1]} (all of it: {folder}.log)")
+            lines = log.read().strip().splitlines() or ["no output"]
+        raise ValueError(f"{row}, seed {seed}: {lines[-1]} (exit status {status}; all of it: {folder}.log)")
     print(f"{row}, seed {seed}: {(time.time() - started) / 60:.1f} minutes", flush=True)
 
 
 def figures(row, seed, settings):
     """-> {name: value} of the best epoch's line in a run's log."""
-    with open(os.path.join(settings.out, f"{row}-{seed}", "log.jsonl"), encoding="utf-8") as file:
+    path = os.path.join(settings.out, f"{row}-{seed}", "log.jsonl")
+    with open(path, encoding="utf-8") as file:
         lines = [line for line in map(json.loads, file) if line.get("identity_vr") is not None]
+    if not lines:
+        raise ValueError(f"{path} has no figures: no two pictures of one held-out person; give --data more people")
     best = max(lines, key=lambda line: (line["identity_vr"] + (line["head_vr"] or 0), line["epoch"]))
     return {name: best[name] for name in FIGURES if not (name.startswith("z_head") and row in WITHOUT_Z_HEAD)}
 
 
-def teacher_figures(seed, settings):
-    """-> {"teacher, aligned faces": {name: value}, "teacher, whole heads": ..} from the results of the first row."""
+def results_of(seed, settings):
+    """What the first row's evaluation wrote."""
     with open(os.path.join(settings.out, f"ours-{seed}", "results.json"), encoding="utf-8") as file:
-        results = json.load(file)
+        return json.load(file)
+
+
+def teacher_figures(results):
+    """-> {"teacher, aligned faces": {name: value}, "teacher, whole heads": ..} from the results of a first row."""
     far, values = str(results["fars"][0]), {}
     for row in results["table"]:
         if row["name"].startswith("teacher"):
@@ -83,28 +94,56 @@ def print_markdown(table):
         print(f"| {row} | " + " | ".join(cells) + " |")
 
 
-def main(argv=None):
+def named(options):
+    """The names among options of train.py: --lr=1 counts as --lr."""
+    return [option.split("=")[0] for option in options]
+
+
+def parse(argv):
+    """Command line -> settings, options of train.py. ValueError for options that no table can have, or that differ from
+    those which the folder's runs were made with."""
     parser = Parser("Train every row of the paper's tables; options not named here go to train.py.")
+    parser.allow_abbrev = False  # train.py's --seed is not --seeds
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="each row is trained with each of them")
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS), help="which; the first is always trained")
     parser.add_argument("--out", metavar="DIR", default="runs/table", help="where the runs and table.json go")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time, sharing the processors")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time, sharing the processors; on a GPU take 1")
     settings, options = parser.parse_known_args(argv)
+    check_numbers(settings, jobs=1)
+    settings.seeds, settings.rows = (list(dict.fromkeys(values)) for values in (settings.seeds, settings.rows))
+    if taken := [name for name in named(options) if name in OF_A_ROW]:
+        raise ValueError(f"{taken[0]} is each row's own: choose with --rows, --seeds and --out")
+    stored = os.path.join(settings.out, "options.json")
+    if os.path.exists(stored):
+        with open(stored, encoding="utf-8") as file:
+            before = json.load(file)
+        if before != options:
+            raise ValueError(f"the runs in {settings.out} were made with the options {before}, not {options}: choose another --out")
     os.makedirs(settings.out, exist_ok=True)
-    if "--data" not in options and not os.path.isdir(TOY_WORLD):
+    write_json(stored, options)
+    return settings, options
+
+
+def main(argv=None):
+    settings, options = parse(argv)
+    if "--data" not in named(options) and not os.path.isdir(TOY_WORLD):
         make_toy(TOY_WORLD)  # before several runs do so at once
     others = [row for row in settings.rows if row != "ours"]
-    with concurrent.futures.ThreadPoolExecutor(settings.jobs) as pool:
+    pool = concurrent.futures.ThreadPoolExecutor(settings.jobs)
+    try:
         for rows in (["ours"], others):
             runs = [pool.submit(train, row, seed, settings, options) for seed in settings.seeds for row in rows]
             for run in concurrent.futures.as_completed(runs):
                 run.result()
-    teachers = [teacher_figures(seed, settings) for seed in settings.seeds]
+    finally:
+        pool.shutdown(cancel_futures=True)  # after Ctrl-C or a failed row no other one starts
+    results = [results_of(seed, settings) for seed in settings.seeds]
+    teachers = [teacher_figures(result) for result in results]
     table = {name: [teacher[name] for teacher in teachers] for name in teachers[0]}
     table |= {ROWS[row][0]: [figures(row, seed, settings) for seed in settings.seeds] for row in ["ours", *others]}
     print_markdown(table)
-    with open(os.path.join(settings.out, "table.json"), "w", encoding="utf-8") as file:
-        json.dump({"seeds": settings.seeds, "options": options, "table": table}, file, indent=1)
+    print(f"\nVR at FAR {results[0]['fars'][0]:g}, mean (range) of the seeds {', '.join(map(str, settings.seeds))}")
+    write_json(os.path.join(settings.out, "table.json"), {"seeds": settings.seeds, "options": options, "table": table})
 
 
 if __name__ == "__main__":
