@@ -698,7 +698,7 @@ class Parser(argparse.ArgumentParser):
     """argparse with every default in --help; a wrong option is a ValueError, told in one line like all others."""
 
     def __init__(self, description):
-        super().__init__(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        super().__init__(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False)
 
     def error(self, message):
         raise ValueError(f"{message} (see --help)")

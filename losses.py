@@ -72,13 +72,12 @@ def reid_losses(features, logits, label):
     """TransReID (He et al., ICCV 2021): {"cross-entropy", "triplet", "total"}, each a scalar, total their sum.
 
     features (B, F, D), logits (B, F, classes) of its F = 5 features, the global one first; label (B,) class of the identity.
-    Each loss is half that of the global feature and half the mean of the local ones'."""
+    Each loss is half that of the global feature and half the mean of the local ones'. The triplet's features are those before
+    their batch norm, the logits come from those after it."""
     with torch.autocast(features.device.type, enabled=False):
-        share = torch.full((features.shape[1],), 0.5 / (features.shape[1] - 1), device=features.device)
-        share[0] = 0.5                                                         # (F,)
-        terms = {"cross-entropy": torch.stack([F.cross_entropy(part, label) for part in logits.float().unbind(1)]),
+        parts = {"cross-entropy": torch.stack([F.cross_entropy(part, label) for part in logits.float().unbind(1)]),    # (F,)
                  "triplet": torch.stack([batch_hard_triplet(part, label) for part in features.float().unbind(1)])}
-        terms = {name: share @ values for name, values in terms.items()}
+        terms = {name: 0.5 * values[0] + 0.5 * values[1:].mean() for name, values in parts.items()}
         return {**terms, "total": sum(terms.values())}
 
 
@@ -88,11 +87,12 @@ def batch_hard_triplet(z, identity):
     where no anchor has both. The hardest positive is the farthest picture of the identity, the hardest negative the nearest of another."""
     same = identity[:, None] == identity
     pos, neg = same & ~torch.eye(len(z), dtype=torch.bool, device=z.device), ~same
-    d = torch.cdist(z, z, compute_mode="donot_use_mm_for_euclid_dist")         # (B, B); exact, and without a slope at 0
+    d = torch.cdist(z, z, compute_mode="donot_use_mm_for_euclid_dist")         # (B, B); exact, and its gradient at distance 0 is 0
     farthest = d.masked_fill(~pos, NOTHING).amax(dim=1)                        # (B,)
     nearest = d.masked_fill(~neg, -NOTHING).amin(dim=1)
     both = pos.any(dim=1) & neg.any(dim=1)
-    return F.softplus((farthest - nearest).masked_fill(~both, 0)).masked_fill(~both, 0).sum() / both.sum().clamp(min=1)
+    gap = (farthest - nearest).masked_fill(~both, 0)                           # no infinite number enters the softplus
+    return F.softplus(gap).masked_fill(~both, 0).sum() / both.sum().clamp(min=1)
 
 
 class MarginHead(nn.Module):

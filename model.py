@@ -287,17 +287,21 @@ class TransReID(Student):
         self.global_branch = nn.Sequential(self.blocks.pop(-1), self.norm)
         self.local_branch = copy.deepcopy(self.global_branch)
         del self.norm
-        self.neck = BatchNorm(count * D)                                    # over all numbers of all features: one a feature
+        self.neck = BatchNorm(count * D)                                    # one batch norm a feature, side by side
         self.neck.register_parameter("bias", None)
         self.classifier = nn.Parameter(torch.empty(count, classes, D))
         nn.init.normal_(self.classifier, std=0.001)
 
     def adopt(self, trunk):
         """Tensors of a VisionTransformer -> the same under the names here: both branches start as its last block and norm."""
-        last, tensors = f"blocks.{len(self.blocks)}.", {}
+        tensors = {}
         for name, tensor in trunk.items():
-            inner = name.replace(last, "0.") if name.startswith(last) else name.replace("norm.", "1.") if name.startswith("norm.") else None
-            names = [name] if inner is None else [f"global_branch.{inner}", f"local_branch.{inner}"]
+            for outer, inner in ((f"blocks.{len(self.blocks)}.", "0."), ("norm.", "1.")):  # places in the branches' nn.Sequential
+                if name.startswith(outer):
+                    names = [f"{branch}_branch.{inner}{name.removeprefix(outer)}" for branch in ("global", "local")]
+                    break
+            else:
+                names = [name]
             tensors |= dict.fromkeys(names, tensor)
         return tensors
 
@@ -309,7 +313,7 @@ class TransReID(Student):
         """Images (B, 3, S, S) -> (B, 5, D): the global feature, then the local ones."""
         x = self.hidden(images)                                             # (B, 1 + N, D)
         cls, patches = x[:, :1], x[:, 1:]
-        length = patches.shape[1] // self.PARTS
+        length = patches.shape[1] // self.PARTS                             # as published: up to 3 patches, or one repeated, are left out
         parts = jigsaw(patches)[:, :self.PARTS * length].unflatten(1, (self.PARTS, length))  # (B, 4, N // 4, D)
         parts = torch.cat([cls[:, None].expand(-1, self.PARTS, -1, -1), parts], dim=2)       # (B, 4, 1 + N // 4, D)
         local = self.local_branch(parts.flatten(0, 1))[:, 0]                # (B * 4, D)
@@ -321,6 +325,7 @@ class TransReID(Student):
         return torch.einsum("bfd,fcd->bfc", necks, self.classifier)
 
     def forward(self, images):
+        """As published: the features before their batch norms in a row, the local ones with a quarter of the weight."""
         features = self.features(images)
         z = torch.cat([features[:, :1], features[:, 1:] / self.PARTS], dim=1).flatten(1)     # (B, 5 * D)
         return Embeddings(z, z)
@@ -330,7 +335,8 @@ def jigsaw(patches, m=5):
     """Patch tokens (B, N, D) -> (B, N, D), each run of them now from two places of the picture; N + 1 of them where N is odd.
 
     They are rotated by m - 1 (as in the published code; the paper says m) and shuffled in two groups: written in two rows and
-    read column by column. Of an odd number one more is appended first, the last but one, as there."""
+    read column by column: 0 1 2 3 4 5, with m = 3, become 2 3 4 5 0 1 and then 2 5 3 0 4 1. An odd number is made even first by
+    the last but one, again as in the published code."""
     x = patches.roll(1 - m, dims=1)
     if x.shape[1] % 2:
         x = torch.cat([x, x[:, -2:-1]], dim=1)

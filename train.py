@@ -177,6 +177,9 @@ def prepare(settings, device, dtype, initial, teacher, sizes):
             raise ValueError(f"the classifiers of this run know other people than the {len(trained)} that {index.root} has to train on now")
     student = make_student(settings, sizes, teacher, initial).to(device)
     aligned = settings.align_weight > 0 and settings.design != "transreid"
+    if settings.design == "transreid":
+        print("notice: transreid has losses of its own: the options of the alignment and of the hierarchical loss do not count, and "
+              "a teacher only gives its trunk")
     targets, has_target = teacher_targets(teacher if aligned else None, index, train_rows, student.embed_dim, machine)
 
     sampler = IdentitySampler(train_rows, index.identity[train_rows], index.state[train_rows],
@@ -196,7 +199,7 @@ def prepare(settings, device, dtype, initial, teacher, sizes):
         settings=settings, machine=machine, index=index, test_rows=test_rows, initial=initial,
         trained=trained, teacher=teacher and teacher.cpu(),
         teacher_path=teacher_path, targets=targets, has_target=has_target,
-        label=torch.from_numpy(np.cumsum(~held_out) - 1),  # of an identity: its number among the training ones
+        label=torch.from_numpy(np.cumsum(~held_out) - 1),  # of a training identity: its number among them
         student=student, sampler=sampler, batches=loader(dataset, sampler, settings.workers),
         optimiser=optimiser, schedule=schedule, scaler=scaler, epoch=0, step=0, best=None, thresholds=None, unreadable=set())
     keep_trained_out(run)

@@ -7,6 +7,7 @@ pre-trains a teacher unless --teacher names one; the other rows with the same se
 held-out people at the best epoch, z_id's but for the last column. OUT/table.json holds those of the rows asked for, a seed.
 """
 import concurrent.futures
+import glob
 import json
 import os
 import subprocess
@@ -30,8 +31,8 @@ ROWS = {  # name of the folder: (name in the table, options of train.py)
     "z_head-only": ("ours, hierarchical loss on z_head only", ["--id-weight", "0"])}
 FIGURES = {"identity_vr": "identity VR", "identity_auc": "AUC", "head_vr": "head similarity VR", "head_auc": "AUC",
            "z_head_head_vr": "head similarity VR of z_head"}
-WITHOUT_Z_HEAD = ("distilled", "z_id-only")  # rows that never train it
-OF_A_ROW = ("--design", "--seed", "--out", "--init", "--resume")  # options that this script sets, or that would mix runs
+WITHOUT_Z_HEAD = ("distilled", "z_id-only", "shared", "transreid")  # rows that never train it, or have none of its own
+OF_A_ROW = ("--design", "--hier-weight", "--id-weight", "--head-weight", "--seed", "--init", "--resume")  # what makes a row
 
 
 def train(row, seed, settings, options):
@@ -40,9 +41,11 @@ def train(row, seed, settings, options):
     if os.path.exists(os.path.join(folder, "results.json")):
         return
     last = os.path.join(folder, "last.pt")
-    command = ["--resume", last] if os.path.exists(last) else [*options, *ROWS[row][1], "--seed", str(seed), "--out", folder]
-    if row != "ours" and not os.path.exists(last) and "--teacher" not in named(options):
+    command = [*options, *ROWS[row][1], "--seed", str(seed), "--out", folder]
+    if row != "ours" and "--teacher" not in named(options):
         command += ["--teacher", os.path.join(settings.out, f"ours-{seed}", "teacher.pt")]
+    if os.path.exists(last):
+        command = ["--resume", last]
     threads = max(1, (os.cpu_count() or 1) // settings.jobs)
     started = time.time()
     with open(f"{folder}.log", "a", encoding="utf-8") as log:
@@ -100,10 +103,9 @@ def named(options):
 
 
 def parse(argv):
-    """Command line -> settings, options of train.py. ValueError for options that no table can have, or that differ from
-    those which the folder's runs were made with."""
+    """Command line -> settings, options of train.py, which --out keeps. ValueError for options that no table can have, or that
+    differ from those which the folder's runs were made with."""
     parser = Parser("Train every row of the paper's tables; options not named here go to train.py.")
-    parser.allow_abbrev = False  # train.py's --seed is not --seeds
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="each row is trained with each of them")
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS), help="which; the first is always trained")
     parser.add_argument("--out", metavar="DIR", default="runs/table", help="where the runs and table.json go")
@@ -114,7 +116,7 @@ def parse(argv):
     if taken := [name for name in named(options) if name in OF_A_ROW]:
         raise ValueError(f"{taken[0]} is each row's own: choose with --rows, --seeds and --out")
     stored = os.path.join(settings.out, "options.json")
-    if os.path.exists(stored):
+    if os.path.exists(stored) and glob.glob(os.path.join(settings.out, "*", "last.pt")):
         with open(stored, encoding="utf-8") as file:
             before = json.load(file)
         if before != options:
@@ -142,7 +144,11 @@ def main(argv=None):
     table = {name: [teacher[name] for teacher in teachers] for name in teachers[0]}
     table |= {ROWS[row][0]: [figures(row, seed, settings) for seed in settings.seeds] for row in ["ours", *others]}
     print_markdown(table)
-    print(f"\nVR at FAR {results[0]['fars'][0]:g}, mean (range) of the seeds {', '.join(map(str, settings.seeds))}")
+    far = results[0]["fars"][0]
+    print(f"\nVR at FAR {far:g}, mean (range) of the seeds {', '.join(map(str, settings.seeds))}")
+    student = next(row for row in results[0]["table"] if row["name"] == "student, whole heads")
+    if not all(student[task]["allowed_impostors"][str(far)] for task in ("identity", "head")):
+        print("notice: too few impostor pairs for this FAR: no impostor is allowed at all")
     write_json(os.path.join(settings.out, "table.json"), {"seeds": settings.seeds, "options": options, "table": table})
 
 
