@@ -289,6 +289,50 @@ def read_landmarks(file):
             raise ValueError(f"{file}, line {table.line_num}: expected a path and 10 numbers, shape (5, 2) ({error})") from error
 
 
+def read_attributes(index):
+    """The attributes.csv of an index's folder, path,NAME,... with 0/1 or -1/1 -> ({name: (N,) float64, 1, 0, or NaN where the
+    file is silent}, what was left out and why). ValueError where there is no such file, or no attribute in it."""
+    file = os.path.join(index.root, "attributes.csv")
+    if not os.path.isfile(file):
+        raise ValueError(f"{file}: no such file; --attributes needs one: path,NAME,... and a line a picture, with 0/1 or -1/1")
+    rows, unknown = {normal(index.path(row)): row for row in range(len(index.paths))}, []
+    names, table = read_attribute_rows(file)
+    values, wrong = np.full((len(names), len(index.paths)), np.nan), {}
+    for line, fields in table:
+        row = rows.get(normal(fields[0]))
+        if row is None:
+            unknown.append(fields[0])
+            continue
+        for name, place, value in zip(names, range(len(names)), map(str.strip, fields[1:])):
+            if value not in ATTRIBUTE_VALUES:
+                wrong.setdefault(name, f"{value!r} at line {line}")
+            else:
+                values[place, row] = ATTRIBUTE_VALUES[value]
+    messages = [f"{name}: left out, since its values must be 0/1 or -1/1; found {found}" for name, found in wrong.items()]
+    messages += note(unknown, "lines of attributes.csv that name no picture in use", "ignored")
+    return {name: values[place] for place, name in enumerate(names) if name not in wrong}, messages
+
+
+ATTRIBUTE_VALUES = {"": np.nan, **dict.fromkeys(("0", "-1", "0.0", "-1.0"), 0.0), **dict.fromkeys(("1", "1.0"), 1.0)}
+
+
+def read_attribute_rows(file):
+    """An attributes.csv -> (names, [(number of the line, its fields)]); ValueError where it is none."""
+    with open(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
+        table = csv.reader(lines)
+        try:
+            first, *names = [name.strip() for name in next(table, [""])]
+            if first.lower() != "path" or not names or len(set(names)) < len(names) or "" in names:
+                raise ValueError(f"{file}: the first line must be path and then the attributes' names, each once")
+            rows = [(table.line_num, fields) for fields in table if fields]
+        except csv.Error as error:
+            raise ValueError(f"{file}, line {table.line_num}: not to be read ({error})") from error
+    for line, fields in rows:
+        if len(fields) != len(names) + 1:
+            raise ValueError(f"{file}, line {line}: expected a path and {len(names)} values, found {len(fields) - 1}")
+    return names, rows
+
+
 def normal(path):
     """One spelling for a relative path: "/" between parts, composed letters (macOS writes them decomposed)."""
     return unicodedata.normalize("NFC", path.replace("\\", "/").removeprefix("./"))
@@ -643,25 +687,74 @@ def attributes(head):
                 mouth_open=h.mouth_open > 0.5, rear=h.rear >= REAR)
 
 
+# attribute -> its three steps, and what the head must wear for it to show. Steps of a look (hair, glasses), of a person (skin,
+# the width of the face) and of a frame, for the invariance energy of evaluate.py.
+MOVES = {"yaw": ((-15, 0, 15), {}), "roll": ((-8, 0, 8), {}), "scale": ((0.9, 1.0, 1.1), {}), "light": ((0.75, 0.95, 1.15), {}),
+         "side_light": ((-0.2, 0.0, 0.2), {}), "background_light": ((0.2, 0.5, 0.8), {}), "mouth_open": ((0.0, 0.5, 1.0), {}),
+         "hair_light": ((0.15, 0.5, 0.85), {"hair_style": 1, "hat": 0}), "glasses_tint": ((0.0, 0.3, 0.6), {"glasses": 2}),
+         "hat_hue": ((0.0, 0.3, 0.6), {"hat": 2}), "clothes_hue": ((0.0, 0.3, 0.6), {}), "skin": ((0.2, 0.5, 0.8), {}),
+         "face_width": ((0.68, 0.78, 0.88), {})}
+
+
+def move_person(job):
+    """Draw one person, whom no toy world holds, in many settings, and move one attribute at a time in three steps.
+
+    job: (person, number of settings n, names of MOVES, sides of heads, sides of aligned faces, picture size) ->
+    {name: {("head" or "face", side): (3, n, 3, side, side) uint8 array}}; "still": {..: (n, 3, side, side)}, nothing moved.
+    There is no noise, which every drawing draws anew, and nobody turns away."""
+    person, n, names, heads, faces, size = job
+    rng = np.random.default_rng([person, 0, 1])  # make_toy's have two numbers
+    who, moved = draw_from(PERSON, rng), {}
+    settings = [{**who, **draw_from(LOOK, rng), **draw_from(FRAME, rng), "noise": 0.0, "rear": 0.0} for _ in range(n)]
+    for name in ("still", *names):
+        steps, worn = MOVES.get(name, ((None,), {}))
+        views = {view: np.empty((len(steps), n, 3, view[1], view[1]), np.uint8)
+                 for view in [*(("head", side) for side in heads), *(("face", side) for side in faces)]}
+        for step, value in enumerate(steps):
+            for place, setting in enumerate(settings):
+                picture, points = draw_head({**setting, **worn, **({} if value is None else {name: value})}, size)
+                for (kind, side), pixels in views.items():
+                    image = picture if kind == "head" else align_face(picture, points, side)
+                    pixels[step, place] = square_pixels(image, side)
+        moved[name] = views if name in MOVES else {view: pixels[0] for view, pixels in views.items()}
+    return moved
+
+
+def is_toy(root):
+    """Did make_toy draw this folder? Its attributes.csv tells."""
+    file = os.path.join(root, "attributes.csv")
+    if not os.path.isfile(file):
+        return False
+    head = {name: low for ranges in (PERSON, LOOK, FRAME) for name, (low, _) in ranges.items()}
+    with open(file, encoding="utf-8", errors="replace") as lines:
+        return lines.readline().strip() == ",".join(["path", *attributes(head)])
+
+
 def draw_person(job):
-    """Write the pictures of one toy person; -> rows (path, landmarks or None, attributes)."""
-    root, person, looks, frames, size, seed = job
+    """Write the pictures of one toy person; -> rows (path, landmarks or None, attributes). vary: an attribute that each frame
+    draws anew, or None."""
+    root, person, looks, frames, size, seed, vary = job
     rng = np.random.default_rng([seed, person])  # of its own, so that more people do not change the others
+    anew = np.random.default_rng([seed, person, 0])  # what varies does not change the rest
     who, rows = draw_from(PERSON, rng), []
     for look in range(looks):
         worn, folder = draw_from(LOOK, rng), f"person_{person:04d}/look_{look}"
         os.makedirs(os.path.join(root, folder))
         for frame in range(frames):
             head = {**who, **worn, **draw_from(FRAME, rng)}
+            if vary:
+                steps, wearing = MOVES[vary]
+                head |= {**wearing, vary: float(anew.uniform(steps[0], steps[-1]))}
             picture, points = draw_head(head, size)
             picture.save(os.path.join(root, folder, f"{frame:03d}.jpg"), quality=92)
             rows.append((f"{folder}/{frame:03d}.jpg", points, attributes(head)))
     return rows
 
 
-def make_toy(root, *, people=450, looks=4, frames=6, size=64, seed=0):
+def make_toy(root, *, people=450, looks=4, frames=6, size=64, seed=0, vary=None):
     """Write the toy world, with landmarks.csv and attributes.csv, into the new folder root; the same for the same
-    seed. Drawn beside it and renamed at the end, so that a half-drawn world is never taken for a whole one."""
+    seed. vary: an attribute of MOVES that every frame draws anew, so that it tells nothing of the person; all else stays as it is,
+    but for what must be worn for it to show. Drawn beside it and renamed at the end, so that a half-drawn world is never taken for a whole one."""
     if min(people, looks, frames, size) < 1 or seed < 0:
         raise ValueError("people, looks, frames and size must be at least 1, the seed at least 0; "
                          f"got {people}, {looks}, {frames}, {size}, {seed}")
@@ -671,7 +764,7 @@ def make_toy(root, *, people=450, looks=4, frames=6, size=64, seed=0):
     half, rows = f"{root}.half-drawn-{os.getpid()}", []
     os.makedirs(half)
     try:
-        jobs = [(half, person, looks, frames, size, seed) for person in range(people)]
+        jobs = [(half, person, looks, frames, size, seed, vary) for person in range(people)]
         with multiprocessing.Pool() as pool:
             for done, some in enumerate(pool.imap(draw_person, jobs), 1):
                 rows += some
@@ -757,10 +850,14 @@ def main(argv=None):
     parser.add_argument("--toy", metavar="DIR", help="write the toy world into this new folder; none: report only")
     parser.add_argument("--people", type=int, default=450, help="toy world: number of identities")
     parser.add_argument("--seed", type=int, default=0, help="toy world: seed")
+    parser.add_argument("--vary", choices=[name for name in MOVES if name not in FRAME],
+                        help="toy world: each frame draws this attribute anew; none: as persons and looks have it")
     parser.add_argument("--json", metavar="FILE", help="write the report as JSON too; none: do not")
     settings = parser.parse_args(argv)
+    if settings.vary and not settings.toy:
+        raise ValueError("--vary is for a toy world that is drawn: add --toy DIR")
     if settings.toy:
-        make_toy(settings.toy, people=settings.people, seed=settings.seed)
+        make_toy(settings.toy, people=settings.people, seed=settings.seed, vary=settings.vary)
         settings.data = settings.toy
     index = open_data(settings)
     samples = map(HeadDataset(index, head_size=8, face_size=8 if index.faces else 0).__getitem__, range(len(index.paths)))

@@ -6,16 +6,18 @@ Three relations (arXiv 2605.07766): R1 same identity and look, R2 same identity,
     head similarity         genuine R1, impostor R2 and R3
     ordering                P(s(R1) > s(R2)), P(s(R2) > s(R3)), and the mean s of each relation
 
-Reading order: metrics of two lists of scores, all pairs of a set of embeddings, intervals, the table, pictures, comparing.
+Reading order: metrics of two lists of scores, all pairs of a set of embeddings, intervals, the table, pictures, comparing, attributes.
 
     python evaluate.py --ckpt runs/NAME/best.pt [MORE ...] [--data PATH] [--md] [--json FILE] [--sheet FILE]
     python evaluate.py --ckpt ours_vit2cls.ckpt --data PATH         # the authors' checkpoint, as it is
     python evaluate.py --ckpt FILE --compare REFERENCE CLIP ...     # pictures or folders of frames
+    python evaluate.py --ckpt FILE --attributes --energy            # how attributes shape the embedding
 """
 import functools
 import itertools
 import json
 import math
+import multiprocessing
 import os
 import re
 import tempfile
@@ -25,7 +27,8 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from data import HeadDataset, HeadIndex, Parser, command_line, data_options, list_folder, loader, open_data
+from data import (MOVES, HeadDataset, HeadIndex, Parser, collate, command_line, data_options, is_toy, list_folder, loader, move_person,
+                  open_data, read_attributes)
 from model import build, new_student, read_checkpoint, to_unit, unit_rows
 from teacher import Progress, autocast, check_numbers, choose_device, load_teacher, machine_options, teacher_options
 
@@ -288,21 +291,25 @@ def embed_rows(network, index, rows, *, size, faces=False, what="pictures", batc
     return torch.cat(z) if z else torch.zeros(0, 1), np.array(kept, dtype=np.int64), unreadable
 
 
+def rows_of_table(students, teachers, which, flip_sum=False):
+    """{name: network} each -> [(name of the row, network, its embedding of pictures (B, 3, S, S), does it see aligned faces?)]."""
+    rows = []
+    for name, teacher in teachers.items():
+        embed = (lambda pictures, network=teacher: network(pictures) + network(pictures.flip(3))) if flip_sum else teacher
+        rows += [(f"{name}{'+mirror' * flip_sum}, {kind}", teacher, embed, kind == "aligned faces") for kind in ("aligned faces", "whole heads")]
+    return rows + [(f"{name}, whole heads", student, lambda heads, network=student: getattr(network(heads), "z_" + which), False)
+                   for name, student in students.items()]
+
+
 def evaluate(students, teachers, index, rows, *, which="id", fars=FARS, flip_sum=False, device="cpu", **how):
     """Score networks, {name: network}, on rows of an index -> (table rows, z of the first student, its rows, unreadable).
 
     A teacher has two rows, aligned faces and whole heads. A student has one, and one more for the pairs in which at least
     one picture has no face, where there are some. flip_sum: the teacher's embedding of a picture is that of the picture plus
     that of its mirror image, neither normalised, as in published figures of face recognisers; its rows say so."""
-    jobs = [(name + "+mirror" * flip_sum, teacher, kind) for name, teacher in teachers.items() for kind in ("aligned faces", "whole heads")]
-    jobs += [(name, student, None) for name, student in students.items()]
     table, unreadable, first = [], set(), (torch.zeros(0, 1), rows[:0])
-    for name, network, kind in jobs:
-        network, what = network.to(device), f"{name}, {kind or 'whole heads'}"
-        embed = network if kind else lambda heads: getattr(network(heads), "z_" + which)
-        if kind and flip_sum:
-            embed = lambda pictures: network(pictures) + network(pictures.flip(3))
-        faces = kind == "aligned faces"
+    for what, network, embed, faces in rows_of_table(students, teachers, which, flip_sum):
+        network.to(device)
         z, kept, left_out = embed_rows(embed, index, rows[index.has_face[rows]] if faces else rows, size=network.image_size,
                                        faces=faces, what=what, device=device, **how)
         unreadable |= set(left_out)
@@ -311,12 +318,12 @@ def evaluate(students, teachers, index, rows, *, which="id", fars=FARS, flip_sum
         people, trained = np.unique(index.identity[kept]), set(getattr(network, "trained", []))
         row = {"pictures": len(kept), "people": len(people), "trained_on": sum(index.names[person] in trained for person in people)}
         behind, views = ~index.has_face[kept], [(what, None)]
-        if kind is None and 0 < behind.sum() < len(behind):
-            views.append((f"{name}, from behind", behind))
+        if network in students.values() and 0 < behind.sum() < len(behind):
+            views.append((what.replace(", whole heads", ", from behind"), behind))
         for what, one_of in views:
             scores = score_embeddings(z.to(device), index.identity[kept], index.state[kept], fars, one_of=one_of)
             table.append({"name": what, **row, **scores})
-        if kind is None and not len(first[1]):
+        if network in students.values() and not len(first[1]):
             first = z, kept
     return table, *first, sorted(unreadable)
 
@@ -677,6 +684,253 @@ def compare_sheet(index, frames, thresholds, path, *, shown=11, side=80):
     sheet.save(path)
 
 
+# ---------------------------------------------------------------- how attributes shape the embedding (arXiv 2507.11372)
+
+NEIGHBOURS = 10  # k of the invariance energy
+MOST = 500       # people on each side of an attribute
+PEOPLE, SETTINGS = 8, 64  # whose energies are averaged, and the points of each
+PHOTO = {"brightness": (0.7, 1.0, 1.3), "contrast": (0.7, 1.0, 1.3), "hue": (-0.1, 0.0, 0.1)}  # what any picture can be moved in
+
+
+def ks_statistic(a, b):
+    """Kolmogorov-Smirnov statistic of two lists of numbers: largest difference of the shares that are at most x, over all x."""
+    a, b = (np.sort(np.asarray(values, dtype=np.float64).ravel()) for values in (a, b))
+    if not len(a) or not len(b) or np.isnan(a[-1]) or np.isnan(b[-1]):
+        raise ValueError(f"the KS statistic needs two lists of numbers; got {len(a)} and {len(b)}, or NaN among them")
+    x = np.concatenate([a, b])
+    return float(np.abs(np.searchsorted(a, x, side="right") / len(a) - np.searchsorted(b, x, side="right") / len(b)).max())
+
+
+def attribute_ks(z, identity, attribute, *, most=MOST, seed=0):
+    """Does a binary attribute part the embeddings of people? Macroscale analysis.
+
+    z (n, E) embeddings, identity (n,), attribute (n,) 1, 0 or NaN for unknown. One picture an identity from those with it, one
+    an identity from those without, equally many, at most `most` each; the cosine distances within each side (i < j) against
+    those across (all), by the KS statistic. A person may stand on both sides. -> {"with_attribute", "without_attribute",
+    "mean", "people": number a side}. Raises ValueError where there are fewer than 2 people a side."""
+    z, identity, attribute = np.asarray(z, dtype=np.float64), np.asarray(identity), np.asarray(attribute, dtype=np.float64)
+    rng, sides = np.random.default_rng(seed), []
+    for value in (1, 0):
+        rows = rng.permutation(np.flatnonzero(attribute == value))
+        sides.append(rng.permutation(rows[np.unique(identity[rows], return_index=True)[1]]))  # one picture an identity
+    people = min(most, *map(len, sides))
+    if people < 2:
+        counts = "; ".join(f"{len(side)} people {name} it" for side, name in zip(sides, ("with", "without")))
+        raise ValueError(f"needs at least 2 people on each side; {counts}")
+    a, b = (z[side[:people]] / np.linalg.norm(z[side[:people]], axis=1, keepdims=True) for side in sides)
+    across = 1 - a @ b.T                                                       # (people, people)
+    ks_a, ks_b = (ks_statistic((1 - side @ side.T)[np.triu_indices(people, 1)], across) for side in (a, b))
+    return {"with_attribute": ks_a, "without_attribute": ks_b, "mean": (ks_a + ks_b) / 2, "people": people}
+
+
+def intra_entropy(identity, attribute):
+    """Mean over identities of the entropy, in nats, of an attribute's values in their pictures; NaN values do not count."""
+    identity, attribute = np.asarray(identity), np.asarray(attribute, dtype=np.float64)
+    known = ~np.isnan(attribute)
+    values, value = np.unique(attribute[known], return_inverse=True)
+    people, person = np.unique(identity[known], return_inverse=True)
+    if not len(people):
+        raise ValueError("no value is known")
+    counts = np.zeros((len(people), len(values)))
+    np.add.at(counts, (person, value), 1)
+    shares = counts / counts.sum(axis=1, keepdims=True)                        # (people, values)
+    return float(abs((shares * np.log(np.where(shares > 0, shares, 1))).sum(axis=1).mean()))
+
+
+def spearman(x, y):
+    """Spearman's rank correlation of two lists, equal values sharing their mean rank; None for fewer than 3, or all equal."""
+    ranks = []
+    for values in (x, y):
+        _, place, count = np.unique(np.asarray(values, dtype=np.float64), return_inverse=True, return_counts=True)
+        ranks.append((np.cumsum(count) - (count - 1) / 2)[place])
+    return float(np.corrcoef(*ranks)[0, 1]) if len(ranks[0]) > 2 and all(np.ptp(rank) for rank in ranks) else None
+
+
+def invariance_energy(e0, e1, e2, k=NEIGHBOURS):
+    """How disordered an attribute's field is in the embedding space; high = the embedding is invariant to it. Microscale analysis.
+
+    e0, e1, e2 (n, E): embeddings of n pictures with the attribute at steps 0, 1, 2, as they are compared. At point x = e1
+    stands v = e2 - e0, normalised; the energy is the mean cosine distance of v to the v of the k nearest points (cosine
+    distance, the point itself excluded), in [0, 2], 1 for random directions. Points that do not move have no direction and are
+    left out; None where not more than k are left. Raises ValueError for other shapes or k < 1."""
+    e = np.stack([np.asarray(step, dtype=np.float64) for step in (e0, e1, e2)])
+    if e.ndim != 3 or k < 1 or len(e[0]) <= k or not np.isfinite(e).all():
+        raise ValueError(f"the energy needs k >= 1 and three finite steps (n, E) of more than k pictures; got k {k} and shape {e.shape}")
+    v, x = e[2] - e[0], e[1]
+    lengths = np.linalg.norm(v, axis=1, keepdims=True), np.linalg.norm(x, axis=1, keepdims=True)  # (n, 1) each
+    moved = (lengths[0] > 1e-5 * lengths[1])[:, 0]  # less is the error of float32
+    v, x = (vectors[moved] / length[moved] for vectors, length in zip((v, x), lengths))
+    if len(v) <= k:
+        return None
+    s = x @ x.T                                                                # (n, n)
+    np.fill_diagonal(s, -np.inf)
+    nearest = np.argpartition(-s, k - 1, axis=1)[:, :k]                        # (n, k)
+    return float(1 - (v[:, None] * v[nearest]).sum(axis=2).mean())
+
+
+def macroscale(networks, index, rows, names, device, **how):
+    """KS statistics, intra-entropies and their rank correlation for the attributes `names` (empty: all) of a folder.
+
+    networks: rows_of_table. -> {"entropy": {attribute: nats}, "ks": {row of the table: {attribute: attribute_ks}}, "spearman":
+    {row: rho or None}}. What cannot be computed is said in one line, and the rest goes on."""
+    attributes, messages = read_attributes(index)
+    for message in messages + [f"unknown attribute: {name}; known here: {', '.join(attributes)}" for name in names if name not in attributes]:
+        print(message)
+    entropy, ks, embeddings, unreadable = {}, {}, {}, set()
+    for what, network, embed, faces in networks:
+        *embeddings[what], left_out = embed_rows(embed, index, rows[index.has_face[rows]] if faces else rows, size=network.image_size,
+                                                 faces=faces, what=what, device=device, **how)
+        unreadable |= set(left_out)
+    for message in sorted(unreadable):
+        print(f"left out: {message}")
+    rows = np.unique(np.concatenate([kept for _, kept in embeddings.values()]))
+    for name in [name for name in attributes if not names or name in names]:
+        values = attributes[name][rows]
+        if len(np.unique(values[~np.isnan(values)])) < 2:
+            print(f"{name}: left out, since it has one value only, or none, in the {len(rows)} pictures")
+        else:
+            entropy[name] = intra_entropy(index.identity[rows], values)
+    if not entropy:
+        raise ValueError(f"{index.root}: no attribute to report on in {len(rows)} pictures that could be read; known: {', '.join(attributes)}")
+    for what, (z, kept) in embeddings.items():
+        ks[what] = {}
+        for name in entropy:
+            try:
+                ks[what][name] = attribute_ks(z, index.identity[kept], attributes[name][kept])
+            except ValueError as error:
+                print(f"{name}: left out for {what}: {error}")
+    correlation = {what: spearman([entropy[name] for name in found], [value["mean"] for value in found.values()]) for what, found in ks.items()}
+    return {"entropy": entropy, "ks": ks, "spearman": correlation}
+
+
+def microscale(networks, index, rows, names, *, k, device, batch_size=256, dtype=None, **_):
+    """Invariance energies: {attribute: {row of the table: mean over people, or None}}; names: which attributes, empty: all.
+
+    In the toy world drawn people who are in no picture move (data.MOVES), and all pictures in PHOTO; in another folder the pictures
+    of its people move in PHOTO only."""
+    views = {("face" if faces else "head", network.image_size) for _, network, _, faces in networks}
+    toy = is_toy(index.root)
+    known = [*(MOVES if toy else ()), *PHOTO]
+    for name in [name for name in names if name not in known]:
+        print(f"unknown attribute: {name}; known here: {', '.join(known)}")
+    names = [name for name in known if not names or name in names]
+    if not names:
+        raise ValueError(f"{index.root}: no attribute to move; known: {', '.join(known)}")
+    people = drawn_people(views, [name for name in names if name in MOVES]) if toy else people_of(index, rows, views, k)
+    energies, done = {name: {what: [] for what, *_ in networks} for name in names}, 0
+    for done, moved in enumerate(people, 1):
+        still = moved.pop("still")
+        moved |= {name: {view: move_photo(pixels, name) for view, pixels in still.items()} for name in names if name in PHOTO}
+        for name, steps in moved.items():
+            for what, network, embed, faces in networks:
+                pixels = torch.from_numpy(steps["face" if faces else "head", network.image_size])   # (3, n, 3, S, S)
+                e = [embed_pixels(embed, batch, device, dtype) for batch in pixels.flatten(0, 1).split(batch_size)]
+                energies[name][what].append(invariance_energy(*torch.cat(e).unflatten(0, (3, -1)), k))
+        print(f"energy: person {done}", flush=True)
+    if not done:
+        raise ValueError(f"{index.root}: nobody has more than {k} pictures that can be read, so that the energy has no {k} neighbours; "
+                         "take a smaller --k")
+    mean = lambda values: sum(values) / len(values) if values else None
+    return {name: {what: mean([value for value in values if value is not None]) for what, values in rows.items()} for name, rows in energies.items()}
+
+
+@torch.inference_mode()
+def embed_pixels(embed, pixels, device, dtype):
+    """Pictures (B, 3, S, S) uint8 -> unit rows (B, E) float32 on the CPU."""
+    with autocast(torch.device(device), dtype):
+        return unit_rows(embed(to_unit(pixels.to(device))).float().cpu())
+
+
+def drawn_people(views, names):
+    """Yield what data.move_person draws, of PEOPLE people with SETTINGS settings each."""
+    sides = {kind: [side for what, side in views if what == kind] for kind in ("head", "face")}
+    jobs = [(person, SETTINGS, names, sides["head"], sides["face"], 64) for person in range(PEOPLE)]
+    with multiprocessing.Pool() as pool:
+        yield from pool.imap(move_person, jobs)
+
+
+def people_of(index, rows, views, k):
+    """Yield {"still": {view: (n, 3, side, side)}} of up to PEOPLE people with the most pictures, up to SETTINGS of each, faces shown."""
+    rows = rows[index.has_face[rows]] if any(kind == "face" for kind, _ in views) else rows
+    datasets = {(kind, side): HeadDataset(index, head_size=side * (kind == "head"), face_size=side * (kind == "face")) for kind, side in views}
+    people, counts = np.unique(index.identity[rows], return_counts=True)
+    for person in people[np.argsort(-counts, kind="stable")][:PEOPLE]:
+        mine, still = rows[index.identity[rows] == person][:SETTINGS].tolist(), {}
+        for (kind, side), dataset in datasets.items():
+            batch = collate([dataset[row] for row in mine])
+            still[kind, side] = (batch.head if kind == "head" else batch.face).numpy()
+        if all(len(pixels) > k for pixels in still.values()):
+            yield {"still": still}
+
+
+def move_photo(pixels, name):
+    """Pictures (n, 3, S, S) uint8 -> (3, n, 3, S, S), an attribute of PHOTO moved in its three steps."""
+    from torchvision.transforms import functional
+    move, pixels = getattr(functional, f"adjust_{name}"), torch.from_numpy(pixels)
+    return torch.stack([move(pixels, step) for step in PHOTO[name]]).numpy()
+
+
+def print_grid(corner, columns, rows, markdown):
+    """Print a table: columns [name], rows {name: [cell]}."""
+    if markdown:
+        print(f"\n| {corner} | " + " | ".join(columns) + " |\n|---" + "|---:" * len(columns) + "|")
+        print("\n".join(f"| {name} | " + " | ".join(cells) + " |" for name, cells in rows.items()))
+    else:
+        wide, widths = 2 + max(map(len, [corner, *rows])), [2 + max(9, len(column)) for column in columns]
+        for name, cells in {corner: columns, **rows}.items():
+            print(name.ljust(wide) + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths)))
+
+
+def analyse(settings, students, teachers, index, rows, **how):
+    """--attributes and --energy: print tables, write the JSON and the scatter."""
+    if not len(rows):
+        raise ValueError(f"{index.root}: nobody is held out (the split needs 4 identities); give --data with other people")
+    networks, content = rows_of_table(students, teachers, settings.embedding, settings.flip_sum), {"data": index.root}
+    for _, network, _, _ in networks:
+        network.to(how["device"])
+    if not index.has_face[rows].any() and any(row[3] for row in networks):
+        print("notice: no aligned faces here, so that the teacher sees whole heads only")
+        networks = [row for row in networks if not row[3]]
+    columns = [what for what, *_ in networks]
+    if settings.attributes is not None:
+        found = content["attributes"] = macroscale(networks, index, rows, settings.attributes, **how)
+        order = sorted(found["entropy"], key=found["entropy"].get)
+        cell = lambda value: f"{value['mean']:.3f} ({value['with_attribute']:.2f}, {value['without_attribute']:.2f})" if value else "n/a"
+        grid = {name: [f"{found['entropy'][name]:.3f}", *(cell(found["ks"][what].get(name)) for what in columns)] for name in order}
+        print("\nKS statistic of each attribute: mean (with it, without it), against the distances across")
+        last = {"Spearman": ["", *(show(found["spearman"][what]) for what in columns)]}
+        print_grid("attribute", ["intra-entropy", *columns], grid | last, settings.md)
+        if settings.sheet:
+            scatter_sheet(found, settings.sheet)
+            print(f"picture: {settings.sheet}")
+    if settings.energy is not None:
+        found = content["energy"] = microscale(networks, index, rows, settings.energy, k=settings.k, **how)
+        print(f"\ninvariance energy, k = {settings.k}: low = the attribute moves the embedding in an orderly way, about 1 = in no direction of its own")
+        print_grid("attribute", columns, {name: [show(value) for value in energies.values()] for name, energies in found.items()}, settings.md)
+    if settings.json:
+        write_json(settings.json, content)
+        print(f"numbers: {settings.json}")
+
+
+def scatter_sheet(found, path):
+    """Draw the KS statistic of each attribute against its intra-entropy, in a colour a network."""
+    sheet = Image.new("RGB", (960, 560 + 18 * len(found["ks"])), "white")
+    draw, colours = ImageDraw.Draw(sheet), dict(zip(found["ks"], itertools.cycle(CURVES)))
+    highest = max([0.1, *(value["mean"] for ks in found["ks"].values() for value in ks.values())])
+    place = axes(draw, (60, 40, 920, 480), ticks(0, 0.7, 0.1), ticks(0, math.ceil(highest * 10) / 10, 0.1),
+                 "intra-entropy: how much the attribute varies within a person, nats", "KS statistic: how much it parts people")
+    for what, ks in found["ks"].items():
+        for name, value in ks.items():
+            draw.circle(place(found["entropy"][name], value["mean"]), 4, fill=colours[what])
+    for name, entropy in found["entropy"].items():
+        top = max([ks[name]["mean"] for ks in found["ks"].values() if name in ks], default=0)
+        x, y = place(entropy, top)
+        place_of_name, anchor = ((x + 8, y), "lm") if x < 90 else ((x, y - 8), "mb" if x < 860 else "rb")
+        draw.text(place_of_name, name, fill="black", anchor=anchor, font=FONT(12))
+    legend(draw, 60, 535, [(colours[what], f"{what}: Spearman {show(found['spearman'][what])}") for what in found["ks"]], step=18)
+    sheet.save(path)
+
+
 # ---------------------------------------------------------------- the command line
 
 def held_out_rows(index, checkpoints, own_data):
@@ -782,7 +1036,8 @@ def check_outputs(settings):
     if settings.sheet and ending.lower() not in (".png", ".jpg", ".jpeg"):
         raise ValueError(f"--sheet must name a .png or .jpg file; got {settings.sheet}")
     outputs = [settings.json, *([settings.sheet, f"{stem}-scores{ending}", f"{stem}-roc{ending}"] if settings.sheet else [])]
-    taken = {os.path.realpath(path) for path in [*settings.ckpt, settings.teacher, *(settings.compare or []), *settings.frames] if path}
+    tables = [os.path.join(settings.data, name) for name in ("landmarks.csv", "attributes.csv")] if settings.data else []
+    taken = {os.path.realpath(path) for path in [*settings.ckpt, settings.teacher, *(settings.compare or []), *settings.frames, *tables] if path}
     for file in filter(None, outputs):
         if not os.path.isdir(os.path.dirname(file) or ".") or os.path.isdir(file):
             raise ValueError(f"{file}: there is no such folder to write it to, or it is a folder itself")
@@ -799,6 +1054,11 @@ def parse(argv):
     parser.add_argument("--ckpt", metavar="FILE", nargs="+", required=True, help="best.pt or last.pt of a run, or the authors' ours_vit2cls.ckpt")
     parser.add_argument("--compare", metavar="PATH", nargs="+",
                         help="a reference picture, then pictures or folders of frames to compare with it; none: evaluate")
+    parser.add_argument("--attributes", metavar="NAME", nargs="*",
+                        help="KS statistics of the attributes in attributes.csv, all without a NAME; none: evaluate")
+    parser.add_argument("--energy", metavar="NAME", nargs="*",
+                        help="invariance energies of attributes that move, all without a NAME; none: evaluate")
+    parser.add_argument("--k", type=int, default=NEIGHBOURS, help="neighbours in the invariance energy")
     teacher_options(parser, none="those of the checkpoints' runs")
     parser.add_argument("--flip-sum", action="store_true", help="teacher: add the embedding of the mirror image, as in published figures")
     data_options(parser, none="the held-out identities of the first checkpoint's own data")
@@ -811,7 +1071,7 @@ def parse(argv):
     parser.add_argument("--sheet", metavar="FILE", help="draw into this PNG or JPEG, and more beside it; none: do not")
     settings = parser.parse_args(argv)
     check_fars(settings.fars)
-    check_numbers(settings, batch_size=1, workers=0)
+    check_numbers(settings, batch_size=1, workers=0, k=1)
     if settings.data is None and (settings.faces or settings.segment_frames or settings.segment_gap):
         raise ValueError("--faces, --segment-frames and --segment-gap go with --data")
     if settings.compare is not None:
@@ -819,6 +1079,12 @@ def parse(argv):
             raise ValueError("--compare needs a reference, at least one picture or folder to compare with it, and one --ckpt")
         if settings.teacher or settings.colour or settings.flip_sum or settings.md:
             raise ValueError("--teacher, --colour, --flip-sum and --md do not go with --compare")
+    if settings.compare is not None and (settings.attributes is not None or settings.energy is not None):
+        raise ValueError("--attributes and --energy do not go with --compare")
+    if settings.k >= SETTINGS:
+        raise ValueError(f"--k must be less than the {SETTINGS} points of a person; got {settings.k}")
+    if settings.sheet and settings.energy is not None and settings.attributes is None:
+        raise ValueError("--sheet draws --attributes; --energy has no picture")
     settings.frames = frames_of(settings.compare[1:], settings.compare[0]) if settings.compare else []
     check_outputs(settings)
     return settings
@@ -857,6 +1123,8 @@ def main(argv=None):
                        sheet=settings.sheet, **machine)
     teachers = load_teachers(settings, checkpoints)
     index, rows = open_own_data(settings, checkpoints)
+    if settings.attributes is not None or settings.energy is not None:
+        return analyse(settings, load_students(checkpoints), teachers, index, rows, **machine)
     report(load_students(checkpoints), teachers, index, rows, which=settings.embedding, fars=settings.fars, markdown=settings.md,
            json_file=settings.json, sheet=settings.sheet, flip_sum=settings.flip_sum, **machine)
 

@@ -416,6 +416,31 @@ def test_a_share_of_the_toy_frames_are_rear_views_without_a_face(toy):
     assert rows["path"].endswith(",rear") and np.array_equal(rear, ~index.has_face) and 0 < rear.mean() < 0.1
 
 
+def test_a_varied_attribute_is_drawn_anew_in_every_frame_and_the_rest_stays_the_persons(tmp_path, monkeypatch):
+    heads = []
+    monkeypatch.setattr(data, "draw_head", lambda head, size: heads.append(head) or (Image.new("RGB", (8, 8)), None))
+    for vary in (None, "skin"):
+        data.draw_person((str(tmp_path / str(vary)), 3, 2, 4, 64, 0, vary))
+    plain, varied = heads[:8], heads[8:]
+    assert len({head["skin"] for head in plain}) == 1 and len({head["skin"] for head in varied}) == 8
+    assert all({**head, "skin": 0} == {**other, "skin": 0} for head, other in zip(plain, varied)) and all(0.2 <= head["skin"] <= 0.8 for head in varied)
+
+
+def test_one_attribute_moves_at_a_time_and_the_rest_of_the_head_rests():
+    moved = data.move_person((0, 2, ["light", "hat_hue"], [32], [24], 64))
+    assert set(moved) == {"still", "light", "hat_hue"} and moved["light"]["head", 32].shape == (3, 2, 3, 32, 32) and moved["still"]["face", 24].shape == (2, 3, 24, 24)
+    means = moved["light"]["head", 32].reshape(3, 2, -1).mean(axis=2)
+    assert (np.diff(means, axis=0) > 0).all()
+    bottom = moved["hat_hue"]["head", 32][:, :, :, 24:]
+    assert np.array_equal(bottom[0], bottom[1]) and not np.array_equal(moved["hat_hue"]["head", 32][0], moved["hat_hue"]["head", 32][1])
+    again = data.move_person((0, 2, ["light", "hat_hue"], [32], [24], 64))
+    assert all(np.array_equal(pixels, again[name][view]) for name, views in moved.items() for view, pixels in views.items())
+
+
+def test_a_toy_world_is_known_by_its_attributes(toy, tiny):
+    assert data.is_toy(toy) and not data.is_toy(tiny)
+
+
 def test_a_toy_world_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(data, "write_csv", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -445,3 +470,20 @@ def test_names_in_any_script_work_in_the_c_locale_and_a_missing_folder_is_one_li
     assert done.returncode == 0 and "1 identities, 1 appearance states, 1 pictures" in done.stdout
     done = subprocess.run([*script, "nowhere"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and done.stderr.startswith("data.py: nowhere: no such folder") and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("text, message", [("0/a.jpg,1\n", "must be path and then"), ("path\n", "must be path"), ("path,a,a\n", "each once"), ("", "must be path"),
+                                           ("path,a\nA/s0/0.jpg,1,1\n", "line 2: expected a path and 1 values, found 2"), ('path,a\n"A' + "x" * 140000, "not to be read")])
+def test_an_attributes_file_that_is_none_is_refused(tiny, text, message):
+    with open(os.path.join(tiny, "attributes.csv"), "w", encoding="utf-8") as file:
+        file.write(text)
+    with pytest.raises(ValueError, match=message):
+        data.read_attributes(scan_heads(tiny))
+
+
+def test_attributes_are_read_in_all_usual_spellings(tiny):
+    with open(os.path.join(tiny, "attributes.csv"), "w", encoding="utf-8-sig", newline="") as file:
+        file.write("path,a,b\r\nA/s0/0.jpg,1.0,-1\r\nA/s0/1.jpg, 0 ,1\r\n./B/s0/0.jpg,,0\r\n")
+    values, messages = data.read_attributes(scan_heads(tiny))
+    assert messages == [] and np.array_equal(values["a"], [1, 0] + [np.nan] * 4, equal_nan=True)
+    assert np.array_equal(values["b"], [0, 1, np.nan, 0, np.nan, np.nan], equal_nan=True)

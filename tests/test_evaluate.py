@@ -527,3 +527,123 @@ def test_scores_are_symmetric_do_not_depend_on_the_batch_and_are_1_for_the_same_
         assert torch.allclose(torch.cat([model.similarity(a[i:i + 1], b[i:i + 1], which) for i in range(9)]), scores, atol=1e-5)
         assert torch.allclose(model.similarity(a.flip(0), b.flip(0), which).flip(0), scores, atol=1e-5)
         assert torch.allclose(model.similarity(a, a, which), torch.ones(9), atol=1e-5)
+
+
+GEOMETRY = json.load(open(os.path.join(os.path.dirname(__file__), "geometry.json"), encoding="utf-8"))
+
+
+def test_ks_entropy_energy_and_rank_correlation_equal_the_reference_values():
+    z, has = np.array(GEOMETRY["ks"]["embeddings"]), np.array(GEOMETRY["ks"]["attribute"])
+    z = z / np.linalg.norm(z, axis=1, keepdims=True)
+    across = 1 - z[has == 1] @ z[has == 0].T
+    for value, name in ((1, "with_attribute"), (0, "without_attribute")):
+        within = (1 - z[has == value] @ z[has == value].T)[np.triu_indices((has == value).sum(), 1)]
+        assert evaluate.ks_statistic(within, across) == pytest.approx(GEOMETRY["ks"][name], abs=1e-6)
+    for k, energy in GEOMETRY["energy"]["value"].items():
+        steps = (GEOMETRY["energy"][step] for step in ("step0", "step1", "step2"))
+        assert evaluate.invariance_energy(*steps, k=int(k)) == pytest.approx(energy, abs=1e-6)
+    entropy, ranks = GEOMETRY["entropy"], GEOMETRY["spearman"]
+    assert evaluate.intra_entropy(entropy["identity"], entropy["attribute"]) == pytest.approx(entropy["intra_entropy"], abs=1e-6)
+    assert evaluate.spearman(ranks["x"], ranks["y"]) == pytest.approx(ranks["rho"], abs=1e-6)
+
+
+def test_the_ks_statistic_with_ties_is_the_largest_difference_of_the_two_shares():
+    a, b = (np.random.default_rng(seed).integers(0, 8, size) / 8 for seed, size in ((0, 41), (1, 30)))
+    assert evaluate.ks_statistic(a, b) == pytest.approx(max(abs((a <= x).mean() - (b <= x).mean()) for x in [*a, *b]), abs=1e-12)
+    assert evaluate.ks_statistic([1, 2], [3]) == 1 and evaluate.ks_statistic([1, 1, 2], [2, 1, 1]) == 0
+    for wrong in ([], [float("nan")]):
+        with pytest.raises(ValueError, match="two lists of numbers"):
+            evaluate.ks_statistic(wrong, [1])
+
+
+def test_an_attribute_that_parts_people_has_a_high_ks_statistic_and_one_that_does_not_a_low_one():
+    rng = np.random.default_rng(0)
+    identity = np.repeat(np.arange(100), 3)
+    z = rng.standard_normal((300, 16))
+    parts, chance = identity % 2, rng.integers(0, 2, 100)[identity]
+    z[:, 0] += 6 * parts
+    high, low = (evaluate.attribute_ks(z, identity, values) for values in (parts, chance))
+    assert high["mean"] > 0.5 > 0.15 > low["mean"] and high["people"] == 50 and evaluate.attribute_ks(z, identity, parts, most=7)["people"] == 7
+    assert high == evaluate.attribute_ks(z, identity, parts) and high["mean"] == (high["with_attribute"] + high["without_attribute"]) / 2
+    unknown = np.where(identity < 97, np.nan, parts)
+    with pytest.raises(ValueError, match="1 people with it; 2 people without it"):
+        evaluate.attribute_ks(z, identity, np.where(identity == 97, 1, np.where(identity > 97, 0, np.nan)))
+    assert np.isnan(unknown).any() and evaluate.intra_entropy(identity, parts) == 0
+    assert evaluate.intra_entropy([0, 0, 1, 1], [0, 1, 1, np.nan]) == pytest.approx(math.log(2) / 2)
+
+
+def test_the_rank_correlation_of_nothing_to_rank_is_none():
+    assert evaluate.spearman([1, 2], [3, 4]) is None and evaluate.spearman([1, 1, 1], [1, 2, 3]) is None
+    assert evaluate.spearman([1, 2, 3], [30, 20, 10]) == pytest.approx(-1)
+
+
+def test_the_energy_of_a_constant_field_is_0_and_of_a_random_one_1():
+    rng = np.random.default_rng(0)
+    x, v = rng.standard_normal((300, 512)), rng.standard_normal((300, 512))
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    flat = np.zeros((300, 512))
+    flat[:, :2] = np.stack([np.cos(np.arange(300)), np.sin(np.arange(300))], axis=1)
+    up = 0.3 * np.eye(512)[5]
+    assert evaluate.invariance_energy(flat - up, flat, flat + up, k=10) == pytest.approx(0, abs=1e-9)
+    assert evaluate.invariance_energy(x - 0.01 * v, x, x + 0.01 * v, k=10) == pytest.approx(1, abs=0.05)
+    assert evaluate.invariance_energy(x, x, x, k=10) is None
+    moved = np.where(np.arange(300)[:, None] < 100, up, 0)
+    assert evaluate.invariance_energy(flat - moved, flat, flat + moved, k=10) == pytest.approx(0, abs=1e-9)  # what rests is left out
+    for wrong in ((x[:10], x[:10], x[:10], 10), (x, x, x, 0), (x[0], x[0], x[0], 1)):
+        with pytest.raises(ValueError, match="k >= 1 and three finite steps"):
+            evaluate.invariance_energy(*wrong)
+
+
+@pytest.fixture
+def small_student(tmp_path):
+    """An untrained student for 32 pixels, and its teacher; -> (path, path of the teacher)."""
+    torch.manual_seed(0)
+    sizes = dict(image_size=32, patch_size=8, dim=16, depth=1, heads=2)
+    student, network = HeadSimilarity(**sizes).eval(), AdaFaceViT(**sizes).eval()
+    paths = [str(tmp_path / name) for name in ("s.pt", "t.pt")]
+    save_checkpoint(paths[0], {"kind": "student", "model": student.state_dict(), "model_args": student.model_args, "trained": []})
+    save_checkpoint(paths[1], {"kind": "teacher", "model": network.state_dict(), "model_args": {**sizes, "embed_dim": 16}, "trained": []})
+    return paths
+
+
+def test_attributes_and_energy_of_the_toy_world_end_in_two_tables_a_picture_and_json(small_student, toy, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(evaluate, "PEOPLE", 2)
+    monkeypatch.setattr(evaluate, "SETTINGS", 6)
+    path, network = small_student
+    evaluate.main(["--ckpt", path, "--teacher", network, "--data", toy, "--attributes", "--energy", "yaw", "hue", "nose", "--k", "3", "--workers", "0", "--device", "cpu",
+                   "--json", str(tmp_path / "r.json"), "--sheet", str(tmp_path / "s.png")])
+    out = capsys.readouterr().out
+    assert "unknown attribute: nose; known here: yaw, roll, " in out and "rear: left out for teacher, aligned faces: needs at least 2 people" in out
+    result = json.load(open(tmp_path / "r.json", encoding="utf-8"))
+    rows = ["teacher, aligned faces", "teacher, whole heads", "student, whole heads"]
+    assert list(result["attributes"]["ks"]) == rows and set(result["energy"]) == {"yaw", "hue"} and list(result["energy"]["yaw"]) == rows
+    assert result["attributes"]["entropy"]["wide_face"] == 0 and 0.4 < result["attributes"]["entropy"]["bright"] < 0.7
+    assert all(0 < energy < 2 for energies in result["energy"].values() for energy in energies.values())
+    assert Image.open(tmp_path / "s.png").size[0] == 960
+
+
+def test_a_folder_moves_in_brightness_contrast_and_hue_and_says_what_its_attributes_lack(small_student, tiny, tmp_path, capsys):
+    path = small_student[0]
+    common = ["--ckpt", path, "--data", tiny, "--workers", "0", "--device", "cpu"]
+    evaluate.main([*common, "--energy", "--k", "1"])
+    table = capsys.readouterr().out.split("invariance energy")[1]
+    assert [line.split()[0] for line in table.splitlines()[2:]] == ["brightness", "contrast", "hue"]
+    with pytest.raises(ValueError, match="nobody has more than 10 pictures"):
+        evaluate.main([*common, "--energy"])
+    with pytest.raises(ValueError, match="attributes.csv: no such file"):
+        evaluate.main([*common, "--attributes"])
+    with open(os.path.join(tiny, "attributes.csv"), "w") as file:
+        file.write("path,hat,same,odd,rare\nA/s0/0.jpg,1,1,2,1\nA/s1/2.jpg,-1,1,0,0\nB/s0/0.jpg,0,1,1,0\nB/s0/1.jpg,1,1,1,0\nC/s0/0.jpg,,1,0,0\nD/x.jpg,1,1,1,1\n")
+    evaluate.main([*common, "--attributes", "hat", "same", "odd", "rare", "wig"])
+    out = capsys.readouterr().out
+    for line in ("odd: left out, since its values must be 0/1 or -1/1; found '2' at line 2", "ignored: 1 lines of attributes.csv that name no picture in use (first: D/x.jpg)",
+                 "unknown attribute: wig; known here: hat, same, rare", "same: left out, since it has one value only, or none, in the 6 pictures",
+                 "rare: left out for student, whole heads: needs at least 2 people on each side; 1 people with it; 3 people without it"):
+        assert line in out.splitlines()
+    assert ["hat", f"{math.log(2):.3f}"] in [line.split()[:2] for line in out.splitlines()]  # A and B have both values; of C nothing is known
+    with pytest.raises(ValueError, match="no attribute to report on"):
+        evaluate.main([*common, "--attributes", "wig"])
+    for options, message in ((["--energy", "--sheet", str(tmp_path / "x.png")], "--energy has no picture"), (["--k", "0"], "--k must"), (["--k", "64"], "--k must be less than the 64"), (["--attributes", "--json", os.path.join(tiny, "attributes.csv")], "over an input"),
+                             (["--compare", "a.jpg", "b.jpg", "--energy"], "do not go with --compare")):
+        with pytest.raises(ValueError, match=message):
+            evaluate.main([*common, *options])
