@@ -1,5 +1,5 @@
-"""The losses of Head Similarity (arXiv 2605.07766), those of its baseline TransReID, and the margin heads that teachers
-are trained with.
+"""The losses of Head Similarity (arXiv 2605.07766), those of its baseline TransReID, and what teachers are trained with:
+margin heads, the triplet loss, and the decorrelation of attention heads (ViT-HarDis).
 
     total = align_weight * L_align + hier_weight * (id_weight * L_hier(z_id) + head_weight * L_hier(z_head))
 
@@ -162,3 +162,65 @@ class AdaFace(MarginHead):
             self.norm_mean.lerp_(norms.mean(), self.t_alpha)
             self.norm_std.lerp_(norms.std(), self.t_alpha)
         return (self.h * (norms - self.norm_mean) / (self.norm_std + self.eps)).clamp(-1, 1)
+
+
+class SphereFaceR(MarginHead):
+    """SphereFace-R (Liu et al., TPAMI 2022), v1 with hard feature normalisation: the true class's logit is
+    s * cos(min(m * theta, pi)); its gradient is that of s * cos(theta) ("characteristic gradient detachment").
+
+    Of its two margins and three normalisations, the one that differs from ArcFace in the margin only: it multiplies the angle."""
+
+    def __init__(self, embed_dim, classes, *, m=1.5, s=30.0):
+        super().__init__(embed_dim, classes, m=m, s=s)
+
+    def harder(self, cosine, embeddings):
+        return cosine + ((self.m * cosine.detach().acos()).clamp(max=math.pi).cos() - cosine.detach())
+
+
+def facenet_triplet(z, identity, *, m=0.2):
+    """FaceNet's triplet loss (Schroff et al., CVPR 2015): mean over the positive pairs of max(0, d(pos) - d(neg) + m), d the squared
+    distance of unit embeddings; the negative is semi-hard, the nearest that is farther than the positive, or the farthest of all.
+
+    z (B, E), identity (B,) -> scalar; 0, still attached, where no anchor has a pair of both kinds."""
+    with torch.autocast(z.device.type, enabled=False):
+        z = F.normalize(z.float())
+        d = 2 - 2 * z @ z.T                                                    # (B, B)
+        same = identity[:, None] == identity
+        anchor, other = (same & ~torch.eye(len(z), dtype=torch.bool, device=z.device) & ~same.all(dim=1)).nonzero(as_tuple=True)
+        positive, negatives = d[anchor, other], d[anchor].masked_fill(same[anchor], NOTHING)   # (pairs,), (pairs, B)
+        farther = negatives.masked_fill(negatives <= positive[:, None], -NOTHING).amin(dim=1)  # (pairs,)
+        negative = torch.where(farther < -NOTHING, farther, negatives.amax(dim=1))
+        return F.relu(positive - negative + m).sum() / max(1, len(anchor))
+
+
+# ---------------------------------------------------------------- ViT-HarDis: decorrelated attention heads
+
+def decorrelation_loss(attention, difficulty=None):
+    """Hard sample-conditioned decorrelation of attention heads (ViT-HarDis; our reading of its abstract): mean of w * d.
+
+    attention: the maps of a block, (B, heads, T, T), or a list of some blocks'; difficulty (B,), of nearest_wrong_centre.
+    d (B,): mean over pairs of heads of their squared correlation, a head's map centred and of length 1. w (B,): difficulty,
+    at least 0, without gradient, divided by its mean over the batch; 1 without difficulty. -> scalar; 0 for a single head."""
+    blocks = [attention] if torch.is_tensor(attention) else attention
+    redundancy = torch.stack([head_correlation(maps) for maps in blocks]).mean(dim=0)          # (B,)
+    if difficulty is None:
+        return redundancy.mean()
+    w = difficulty.detach().float().clamp(min=0)
+    return (w / w.mean().clamp(min=1e-6) * redundancy).mean()
+
+
+def head_correlation(maps):
+    """Attention maps (B, heads, T, T) -> (B,): mean over pairs of heads of their squared correlation, in [0, 1]."""
+    with torch.autocast(maps.device.type, enabled=False):
+        flat = maps.float().flatten(2)                                         # (B, heads, T * T)
+        flat = F.normalize(flat - flat.mean(dim=2, keepdim=True), dim=2, eps=1e-4)  # of an even map only rounding is left: 0
+        squared = (flat @ flat.transpose(1, 2)) ** 2                           # (B, heads, heads)
+        H = maps.shape[1]
+        return squared.triu(diagonal=1).sum(dim=(1, 2)) / max(1, H * (H - 1) // 2)
+
+
+def nearest_wrong_centre(embeddings, centres, labels):
+    """Embeddings (B, E), centres (E, classes), labels (B,) -> (B,): highest cosine with a centre of another class, in [-1, 1]."""
+    with torch.autocast(embeddings.device.type, enabled=False):
+        cosine = F.normalize(embeddings.float()) @ F.normalize(centres.float(), dim=0)         # (B, classes)
+        return cosine.scatter(1, labels[:, None], -1).amax(dim=1)

@@ -95,11 +95,16 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(dim, 3 * dim, bias=False)
         self.proj = nn.Linear(dim, dim)
 
-    def forward(self, x):
+    def forward(self, x, maps=None):
+        """maps: None, or a list to which the attention map (B, heads, T, T) is added; it makes the step slower."""
         B, T, D = x.shape
         qkv = self.qkv(x).view(B, T, 3, self.heads, D // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)           # each (B, heads, T, D / heads)
-        x = F.scaled_dot_product_attention(q, k, v)    # scale (D / heads) ** -0.5
+        if maps is None:
+            x = F.scaled_dot_product_attention(q, k, v)                                # scale (D / heads) ** -0.5
+        else:
+            maps.append((q @ k.transpose(2, 3) * q.shape[-1] ** -0.5).softmax(dim=-1))  # (B, heads, T, T)
+            x = maps[-1].to(v.dtype) @ v
         return self.proj(x.transpose(1, 2).reshape(B, T, D))
 
 
@@ -123,8 +128,8 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(dim)
         self.mlp = Mlp(dim, hidden)
 
-    def forward(self, x):
-        x = x + self.attn(self.norm1(x))
+    def forward(self, x, maps=None):
+        x = x + self.attn(self.norm1(x), maps)
         return x + self.mlp(self.norm2(x))
 
 
@@ -161,21 +166,21 @@ class VisionTransformer(nn.Module):
         if num_cls:
             nn.init.trunc_normal_(self.cls_token, std=0.02)
 
-    def hidden(self, images):
-        """The tokens before the final norm, (B, num_cls + N, dim)."""
+    def hidden(self, images, maps=None, last=0):
+        """The tokens before the final norm, (B, num_cls + N, dim). maps: a list that gets the attention maps of the `last` blocks."""
         if images.shape[1:] != (3, self.image_size, self.image_size):
             raise ValueError(f"pictures must be (B, 3, {self.image_size}, {self.image_size}); got {tuple(images.shape)}")
         x = self.patch_embed(images) + self.pos_embed                   # (B, N, D)
         if self.num_cls:
             cls = self.cls_token.to(x.dtype).expand(len(x), -1, -1)     # (B, num_cls, D)
             x = torch.cat([cls, x], dim=1)                              # (B, num_cls + N, D)
-        for block in self.blocks:
-            x = block(x)
+        for place, block in enumerate(self.blocks):
+            x = block(x, maps if place >= len(self.blocks) - last else None)
         return x
 
-    def tokens(self, images):
-        """The tokens after the final norm, (B, num_cls + N, dim)."""
-        return self.norm(self.hidden(images))
+    def tokens(self, images, maps=None, last=0):
+        """The tokens after the final norm, (B, num_cls + N, dim); maps and last as above."""
+        return self.norm(self.hidden(images, maps, last))
 
     forward = tokens
 

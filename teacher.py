@@ -4,7 +4,7 @@ training identities.
 Head Similarity (arXiv 2605.07766) distils from an AdaFace-ViT that saw aligned faces only. Reading order: the
 networks, released files, the parts of a training loop (train.py's too), pre-training.
 
-    python teacher.py --data PATH [--out teacher.pt]
+    python teacher.py --data PATH [--out teacher.pt] [--margin NAME] [--decorrelate uniform|hard]
 """
 import math
 import os
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from data import HeadDataset, IdentitySampler, Parser, augment, command_line, data_options, loader, open_data, split_identities
-from losses import AdaFace
+from losses import AdaFace, ArcFace, CosFace, SphereFaceR, decorrelation_loss, facenet_triplet, nearest_wrong_centre
 from model import (BatchNorm, VisionTransformer, build, own_checkpoint, read_weights, released_tensors, released_vit, save_checkpoint,
                    to_unit)
 
@@ -40,8 +40,8 @@ class AdaFaceViT(VisionTransformer):
         self.feature = nn.Sequential(nn.Linear(self.pos_embed.shape[1] * D, D, bias=False), BatchNorm(D, eps=2e-5),
                                      nn.Linear(D, E, bias=False), BatchNorm(E, eps=2e-5))
 
-    def forward(self, faces):
-        return self.feature(self.tokens(faces).flatten(1))  # (B, N, D) -> (B, N * D) -> (B, E)
+    def forward(self, faces, maps=None, last=0):
+        return self.feature(self.tokens(faces, maps, last).flatten(1))  # (B, N, D) -> (B, N * D) -> (B, E)
 
 
 class Unit(nn.Module):
@@ -119,7 +119,9 @@ def load_teacher(path, colour=None):
     if (colour or order) == "BGR":  # the first convolution, turned round, takes RGB like all others
         first = next(module for module in teacher.modules() if isinstance(module, nn.Conv2d))
         first.weight.data = first.weight.data.flip(1)
-    teacher.trained = checkpoint.get("trained", [])
+    teacher.trained, centres = checkpoint.get("trained", []), checkpoint.get("centres")
+    whole = torch.is_tensor(centres) and centres.shape == (teacher.embed_dim, len(teacher.trained))
+    teacher.centres = centres if whole else None  # of its margin head, (E, identities), for pretrain's init
     numbers, side = sum(parameter.numel() for parameter in teacher.parameters()), teacher.image_size
     teacher.description = f"{family}, {numbers / 1e6:.1f} M parameters, {colour or order} {side}x{side}"
     if colour and order and colour != order:
@@ -260,12 +262,43 @@ class Progress:
 
 # ---------------------------------------------------------------- pre-training
 
-def pretrain(index, people, path, *, vit, epochs, seed, workers, device, dtype, batch_size=64, lr=None):
+MARGINS = {"adaface": AdaFace, "arcface": ArcFace, "cosface": CosFace, "sphereface-r": SphereFaceR, "triplet": None}
+DEFAULT_METHOD = dict(margin="adaface", decorrelate="none", decorrelate_blocks=1, decorrelate_weight=1.0)
+
+
+def make_head(margin, embed_dim, classes):
+    """The margin head of a name in MARGINS, with its published values; None for triplet, which has no class centres.
+
+    AdaFace alone, the default, has milder ones than m 0.4 and s 64, for a small network on a few thousand faces."""
+    milder = dict(m=0.3, s=32.0) if margin == "adaface" else {}
+    return MARGINS[margin] and MARGINS[margin](embed_dim, classes, **milder)
+
+
+def teacher_losses(network, head, faces, labels, method):
+    """Faces (B, 3, S, S) in [-1, 1], labels (B,) -> what is minimised, its parts {name: scalar}, and the margin head's logits or None.
+
+    Attention maps are kept only here, and only with decorrelation: everything else runs the fused attention."""
+    maps = None if method["decorrelate"] == "none" else []
+    z = network(faces, maps, method["decorrelate_blocks"])
+    if head is None:
+        total, logits = facenet_triplet(z, labels), None
+    else:
+        logits = head(z, labels)
+        total = F.cross_entropy(logits, labels)
+    terms = {"triplet" if head is None else type(head).__name__: total}
+    if maps is not None:
+        difficulty = nearest_wrong_centre(z, head.kernel, labels) if method["decorrelate"] == "hard" else None
+        terms["decorrelation"] = decorrelation_loss(maps, difficulty)
+        total = total + method["decorrelate_weight"] * terms["decorrelation"]
+    return total, terms, logits
+
+
+def pretrain(index, people, path, *, vit, epochs, seed, workers, device, dtype, batch_size=64, lr=None, init=None, method=DEFAULT_METHOD):
     """Train an AdaFaceViT on the aligned faces of the identities `people` (bool, one an identity); write it to path.
 
-    vit: sizes of the ViT; batch_size in faces; lr None: 0.2 / dim, since wide networks want small steps.
-    load_teacher(path) reads the frozen teacher. The margin is milder than the published m 0.4, s 64, with which a
-    small network on a few thousand faces does not get off the ground."""
+    vit: sizes of the ViT; batch_size in faces; lr None: 0.2 / dim, since wide networks want small steps, and a tenth of it with init,
+    a teacher to go on from; method: margin head and decorrelation. load_teacher(path) reads the frozen teacher. -> ModuleDict of
+    the network and, but for triplet, its margin head, in training mode."""
     rows = (index.has_face & people[index.identity]).nonzero()[0]
     classes = {identity: label for label, identity in enumerate(sorted(set(index.identity[rows].tolist())))}
     if len(classes) < 2:
@@ -273,12 +306,21 @@ def pretrain(index, people, path, *, vit, epochs, seed, workers, device, dtype, 
                          f"found {len(classes)} in {index.root}")
     torch.manual_seed(seed)
     network = AdaFaceViT(**vit)
-    modules = nn.ModuleDict({"network": network, "head": AdaFace(network.embed_dim, len(classes), m=0.3, s=32.0)})
-    modules = modules.to(device).train()
+    if init is not None:
+        network.load_state_dict(init.state_dict())
+    head = make_head(method["margin"], network.embed_dim, len(classes))
+    names = [index.names[identity] for identity in classes]
+    if head and init is not None and init.centres is not None:
+        known = [(place, init.trained.index(name)) for place, name in enumerate(names) if name in init.trained]
+        for new, old in known:
+            head.kernel.data[:, new] = init.centres[:, old]
+        print(f"teacher: {len(known)} of {len(names)} class centres go on too", flush=True)
+    modules = nn.ModuleDict({"network": network, **({"head": head} if head else {})}).to(device).train()
     sampler = IdentitySampler(rows, index.identity[rows], index.state[rows], P=batch_size // 2, S=2, K=1, seed=seed)
     batches = loader(HeadDataset(index, head_size=0, face_size=network.image_size), sampler, workers)
     steps = epochs * len(sampler)
-    optimiser, schedule = make_optimiser(modules, lr=lr or 0.2 / network.dim, weight_decay=0.05, steps=steps, warmup=100)
+    optimiser, schedule = make_optimiser(modules, lr=lr or (0.2 if init is None else 0.02) / network.dim, weight_decay=0.05, steps=steps,
+                                         warmup=100)
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
     progress, step, unreadable = Progress("teacher", steps), 0, set()
     for epoch in range(epochs):
@@ -293,18 +335,18 @@ def pretrain(index, people, path, *, vit, epochs, seed, workers, device, dtype, 
             labels = torch.tensor([classes[identity] for identity in batch.identity.tolist()], device=device)
             faces = augment(to_unit(batch.face.to(device, non_blocking=True)))
             with autocast(device, dtype):
-                z = network(faces)
-            logits = modules["head"](z, labels)
-            loss = F.cross_entropy(logits, labels)
-            terms = check_finite({"AdaFace": loss}, step, schedule.get_last_lr()[0])
-            update(loss, modules, optimiser, schedule, scaler)
-            terms["accuracy"] = (logits.argmax(dim=1) == labels).float().mean().item()
-            progress.show(step, terms, len(labels), force=step == steps)
+                total, terms, logits = teacher_losses(network, head, faces, labels, method)
+            shown = check_finite(terms, step, schedule.get_last_lr()[0])
+            update(total, modules, optimiser, schedule, scaler)
+            if logits is not None:
+                shown["accuracy"] = (logits.argmax(dim=1) == labels).float().mean().item()
+            progress.show(step, shown, len(labels), force=step == steps)
     if not progress.pictures:
         raise ValueError(f"none of the {len(rows)} aligned faces in {index.faces or index.root} could be read")
-    save_checkpoint(path, {"kind": "teacher", "model": network.cpu().state_dict(),
-                           "model_args": {**vit, "embed_dim": network.embed_dim},
-                           "trained": [index.names[identity] for identity in classes]})
+    save_checkpoint(path, {"kind": "teacher", "model": network.state_dict(),
+                           "model_args": {**vit, "embed_dim": network.embed_dim}, "trained": names,
+                           "centres": head.kernel.detach() if head else None})
+    return modules
 
 
 def network_options(parser):
@@ -353,23 +395,55 @@ def vit_sizes(settings, base=None):
     return {**base, **{names[name]: getattr(settings, name) for name in names if getattr(settings, name) is not None}}
 
 
-def main(argv=None):
-    parser = Parser("Pre-train an AdaFace teacher on the aligned faces of the training identities.")
+def parse(argv):
+    """Command line -> settings, checked before any data is read."""
+    parser = Parser("Pre-train a teacher on the aligned faces of the training identities.")
     data_options(parser)
     network_options(parser)
     parser.add_argument("--out", metavar="FILE", default="runs/teacher.pt", help="where the teacher goes")
+    parser.add_argument("--init", metavar="FILE",
+                        help="go on from this teacher.pt of this project, with a tenth of the learning rate; none: from scratch")
     parser.add_argument("--epochs", type=int, default=9, help="times through the faces")
     parser.add_argument("--batch-size", type=int, default=64, help="faces a step")
-    parser.add_argument("--lr", type=float, help="highest learning rate; none: 0.2 / dim")
+    parser.add_argument("--lr", type=float, help="highest learning rate; none: 0.2 / dim, or 0.02 / dim with --init")
+    group = parser.add_argument_group("method")
+    group.add_argument("--margin", choices=list(MARGINS), default=DEFAULT_METHOD["margin"],
+                       help="margin head with its published values (of adaface milder ones), or FaceNet's triplet loss")
+    group.add_argument("--decorrelate", choices=["none", "uniform", "hard"], default="none",
+                       help="ViT-HarDis: part the attention heads of all faces alike, or of hard ones more")
+    group.add_argument("--decorrelate-blocks", type=int, default=DEFAULT_METHOD["decorrelate_blocks"], metavar="K", help="in the last K blocks")
+    group.add_argument("--decorrelate-weight", type=float, default=DEFAULT_METHOD["decorrelate_weight"], metavar="W", help="weight of that loss")
     settings = parser.parse_args(argv)
-    check_numbers(settings, epochs=1, batch_size=2, lr=1e-12, seed=0, workers=0, patch_stride=1, **dict.fromkeys(SIZES, 1))
-    device, dtype = choose_device(settings.device, settings.amp)
+    check_numbers(settings, epochs=1, batch_size=2, lr=1e-12, seed=0, workers=0, patch_stride=1, decorrelate_blocks=1, decorrelate_weight=0,
+                  **dict.fromkeys(SIZES, 1))
+    if settings.margin == "triplet" and settings.batch_size < 4:
+        raise ValueError(f"--margin triplet needs two people in a batch: a --batch-size of at least 4; got {settings.batch_size}")
+    if settings.margin == "triplet" and settings.decorrelate == "hard":
+        raise ValueError("--decorrelate hard asks the class centres who is hard, and --margin triplet has none")
     if os.path.exists(settings.out):
         raise ValueError(f"{settings.out} exists already; choose another --out")
+    return settings
+
+
+def main(argv=None):
+    settings = parse(argv)
+    device, dtype = choose_device(settings.device, settings.amp)
+    init = None if settings.init is None else load_teacher(settings.init)
+    if init is not None and not isinstance(init, AdaFaceViT):
+        raise ValueError(f"--init goes on from a ViT; {settings.init} is {init.description}")
+    vit = vit_sizes(settings, init and init.sizes)
+    if init is not None and vit != init.sizes:
+        raise ValueError(f"--init keeps the sizes of its teacher, {init.sizes}; asked for {vit}")
+    if init is not None:
+        vit["embed_dim"] = init.embed_dim
+    blocks = settings.decorrelate_blocks
+    if settings.decorrelate != "none" and blocks > vit["depth"]:
+        raise ValueError(f"--decorrelate-blocks must be at most the number of blocks, {vit['depth']}; got {blocks}")
     os.makedirs(os.path.dirname(settings.out) or ".", exist_ok=True)
     index = open_data(settings)
-    pretrain(index, ~split_identities(index.names), settings.out, vit=vit_sizes(settings), epochs=settings.epochs,
-             seed=settings.seed, workers=settings.workers, device=device, dtype=dtype, batch_size=settings.batch_size, lr=settings.lr)
+    pretrain(index, ~split_identities(index.names), settings.out, vit=vit, epochs=settings.epochs, seed=settings.seed, workers=settings.workers,
+             device=device, dtype=dtype, batch_size=settings.batch_size, lr=settings.lr, init=init,
+             method={name: getattr(settings, name) for name in DEFAULT_METHOD})
     print(f"teacher: {settings.out}")
 
 

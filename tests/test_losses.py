@@ -5,7 +5,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from losses import AdaFace, ArcFace, CosFace, alignment_loss, batch_hard_triplet, hierarchical_loss, reid_losses
+from losses import (AdaFace, ArcFace, CosFace, SphereFaceR, alignment_loss, batch_hard_triplet, decorrelation_loss, facenet_triplet, head_correlation,
+                    hierarchical_loss, nearest_wrong_centre, reid_losses)
 
 
 def softplus(x):
@@ -204,3 +205,55 @@ def test_adaface_statistics_rest_in_evaluation_and_survive_a_batch_of_one():
     assert (head.norm_mean.item(), head.norm_std.item()) == (20, 100)
     assert head.train()(torch.randn(1, 4), torch.tensor([0])).isfinite().all()
     assert (head.norm_mean.item(), head.norm_std.item()) == (20, 100)
+
+
+def test_spherefacer_multiplies_the_angle_stops_at_pi_and_keeps_the_slope_of_the_plain_cosine():
+    head = SphereFaceR(2, 2)
+    assert (head.m, head.s) == (1.5, 30.0)
+    head.kernel.data = torch.eye(2)
+    z = torch.tensor([[1.0, 1.0], [-3.0, 4.0]], requires_grad=True)                   # 45 degrees, and 126.87 from the first centre
+    logits = head(z, torch.tensor([0, 0]))
+    assert logits[0].tolist() == pytest.approx([30 * math.cos(math.radians(67.5)), 30 * math.sqrt(0.5)], rel=1e-5)
+    assert logits[1].tolist() == pytest.approx([-30.0, 24.0], rel=1e-5)               # 1.5 * 126.87 is beyond 180
+    slope, = torch.autograd.grad(logits[:, 0].sum(), z)
+    plain, = torch.autograd.grad(30 * F.normalize(z)[:, 0].sum(), z)
+    assert torch.allclose(slope, plain, atol=1e-5)
+
+
+def test_facenets_triplet_takes_the_nearest_negative_that_is_farther_than_the_positive():
+    angle = torch.tensor([0.0, 40.0, 20.0, 70.0]).deg2rad()
+    z = 7 * torch.stack([angle.cos(), angle.sin()], dim=1)
+    d = lambda degrees: 2 - 2 * math.cos(math.radians(degrees))
+    # pair (0, 40): from 0 the negative at 70 is farther, 20 is too near; from 40 none is farther than 40 degrees, so the farthest, 70
+    want = (max(0, d(40) - d(70) + 0.2) + max(0, d(40) - d(30) + 0.2)) / 2
+    assert facenet_triplet(z, torch.tensor([0, 0, 1, 2])).item() == pytest.approx(want, abs=1e-6)
+    z.requires_grad_()
+    nothing = facenet_triplet(z, torch.zeros(4, dtype=torch.long))
+    nothing.backward()
+    assert nothing.item() == 0 and not z.grad.any()
+
+
+def test_decorrelation_is_the_mean_squared_correlation_of_heads_weighted_by_difficulty():
+    a, b = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    c = torch.tensor([[1.0, 1.0], [0.0, 0.0]])                                        # uncorrelated with a
+    maps = torch.stack([torch.stack([a, b, a]), torch.stack([a, c, a])])              # squared: 1, 1, 1 and 0, 1, 0
+    assert head_correlation(maps).tolist() == pytest.approx([1, 1 / 3], abs=1e-6)
+    assert decorrelation_loss(maps).item() == pytest.approx(2 / 3, abs=1e-6)
+    assert decorrelation_loss(maps, torch.tensor([0.3, -0.5])).item() == pytest.approx(1.0, abs=1e-6)   # weights 2 and 0
+    assert decorrelation_loss(maps, torch.tensor([0.1, 0.3])).item() == pytest.approx((0.5 + 1.5 / 3) / 2, abs=1e-6)
+    assert decorrelation_loss([maps, maps[:, :1]]).item() == pytest.approx(1 / 3, abs=1e-6)              # one head has no pairs
+    assert decorrelation_loss(maps, torch.tensor([-1.0, -1.0])).item() == 0
+
+
+def test_the_difficulty_gets_no_gradient_and_the_maps_do():
+    maps, z = torch.rand(3, 2, 4, 4, requires_grad=True), torch.randn(3, 5, requires_grad=True)
+    centres, labels = torch.randn(5, 4), torch.tensor([0, 3, 1])
+    wrong = nearest_wrong_centre(z, centres, labels)
+    cosine = F.normalize(z) @ F.normalize(centres, dim=0)
+    assert wrong.tolist() == pytest.approx([max(cosine[row, c].item() for c in range(4) if c != label) for row, label in enumerate([0, 3, 1])], abs=1e-6)
+    decorrelation_loss(maps, wrong).backward()
+    assert z.grad is None and maps.grad.abs().sum() > 0
+
+
+def test_even_attention_maps_are_not_correlated_by_rounding():
+    assert head_correlation(torch.full((2, 3, 6, 6), 1 / 6)).tolist() == pytest.approx([0, 0], abs=1e-6)

@@ -304,3 +304,13 @@ def test_safetensors_of_a_wrong_layout_never_load(tmp_path):
 def test_pictures_of_another_size_are_refused_with_both_sizes():
     with pytest.raises(ValueError, match=r"must be \(B, 3, 16, 16\); got \(2, 3, 24, 24\)"):
         HeadSimilarity(image_size=16, dim=16, depth=1, heads=2)(torch.zeros(2, 3, 24, 24))
+
+
+def test_attention_maps_are_kept_on_request_only_of_the_last_blocks_and_change_nothing():
+    torch.manual_seed(0)
+    vit = VisionTransformer(image_size=16, patch_size=8, dim=12, depth=3, heads=2, num_cls=1).eval()
+    images, maps = torch.randn(2, 3, 16, 16), []
+    tokens = vit.tokens(images, maps, 2)
+    assert [tuple(part.shape) for part in maps] == [(2, 2, 5, 5)] * 2 and torch.allclose(torch.stack(maps).sum(dim=-1), torch.ones(2, 2, 2, 5))
+    assert torch.allclose(tokens, vit.tokens(images), atol=1e-6)
+    assert torch.equal(vit(images), vit.tokens(images)) and len(maps) == 2

@@ -1,5 +1,6 @@
 """teacher.py: released weights, the released networks, pre-training, the frozen teacher, the parts of the training loop."""
 import argparse
+import json
 import math
 import os
 import subprocess
@@ -11,9 +12,13 @@ import pytest
 import torch
 from torch import nn
 
+import evaluate
+import finetune_table
 import released
 import teacher
+import teacher_table
 from data import scan_heads
+from losses import head_correlation
 from model import save_checkpoint
 from released import BASE_VIT, SMALL_VIT, ir, iresnet, pictures, vit, write_safetensors
 from teacher import IR, UNITS, AdaFaceViT, check_finite, choose_device, load_teacher, make_optimiser, update
@@ -314,3 +319,63 @@ def test_precision_is_plain_float32_on_a_cpu_and_impossible_choices_are_refused(
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match="no GPU is available"):
             choose_device("cuda", "auto")
+
+
+METHOD = teacher.DEFAULT_METHOD
+
+
+@pytest.mark.parametrize("margin, name", [("arcface", "ArcFace"), ("cosface", "CosFace"), ("sphereface-r", "SphereFaceR"), ("triplet", "triplet")])
+def test_every_margin_pretrains_a_teacher(toy, tmp_path, capsys, margin, name):
+    index = scan_heads(toy)
+    modules = teacher.pretrain(index, np.ones(48, dtype=bool), str(tmp_path / "t.pt"), vit=VIT, epochs=1, batch_size=32, lr=1e-3, seed=0, workers=0,
+                               device=torch.device("cpu"), dtype=None, method={**METHOD, "margin": margin})
+    assert f"  {name} " in capsys.readouterr().out and ("head" in modules) == (margin != "triplet")
+    assert load_teacher(str(tmp_path / "t.pt"))(torch.zeros(1, 3, 32, 32)).isfinite().all()
+
+
+def test_decorrelation_lowers_the_correlation_of_heads_and_leaves_the_network_as_it_was(toy, tmp_path):
+    index, found = scan_heads(toy), {}
+    for kind in ("none", "uniform", "hard"):
+        modules = teacher.pretrain(index, np.ones(48, dtype=bool), str(tmp_path / "t.pt"), vit=VIT, epochs=4, batch_size=32, lr=3e-3, seed=0, workers=0,
+                                   device=torch.device("cpu"), dtype=None, method={**METHOD, "decorrelate": kind, "decorrelate_weight": 10.0})
+        maps, faces = [], torch.stack([torch.from_numpy(np.full((3, 32, 32), v / 8, np.float32)) + torch.randn(3, 32, 32) / 2 for v in range(8)])
+        modules["network"].eval()(faces, maps, 1)
+        found[kind] = head_correlation(maps[0]).mean().item()
+        assert set(load_teacher(str(tmp_path / "t.pt")).state_dict()) == set(AdaFaceViT(**VIT).state_dict())
+    assert found["uniform"] < 0.8 * found["none"] and found["hard"] < 0.8 * found["none"]
+
+
+def test_a_teacher_goes_on_from_another_and_keeps_its_sizes(toy, tmp_path, capsys):
+    sizes = ["--size", "32", "--dim", "48", "--depth", "2", "--heads", "4"]
+    first, second = str(tmp_path / "a.pt"), str(tmp_path / "b.pt")
+    common = ["--data", toy, "--epochs", "1", "--batch-size", "32", "--workers", "0", "--device", "cpu"]
+    teacher.main([*common, *sizes, "--out", first])
+    teacher.main([*common, "--init", first, "--lr", "1e-9", "--out", second])
+    a, b = (load_teacher(path) for path in (first, second))
+    assert all(torch.allclose(tensor, b.state_dict()[name], atol=1e-4) for name, tensor in a.state_dict().items() if "weight" in name)
+    for options, message in ((["--init", first, "--dim", "96"], "keeps the sizes"), (["--margin", "triplet", "--decorrelate", "hard"], "class centres"),
+                             (["--decorrelate-blocks", "0"], "--decorrelate-blocks must"), ([*sizes, "--decorrelate", "hard", "--decorrelate-blocks", "3"], "at most the number of blocks, 2"),
+                             (["--margin", "arcface", "--out", first], "exists already")):
+        with pytest.raises(ValueError, match=message):
+            teacher.main([*common, "--out", str(tmp_path / "c.pt"), *options])
+
+
+def test_the_teacher_table_has_a_row_a_kind_and_a_column_a_figure(toy, tmp_path, capsys):
+    teacher_table.main(["decorrelate", "--data", toy, "--seeds", "0", "1", "--epochs", "1", "--json", str(tmp_path / "t.json")])
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert [row[0] for row in rows] == ["|", "| none", "| uniform", "| hard"] and all(len(row) == 6 for row in rows)
+    table = json.load(open(tmp_path / "t.json", encoding="utf-8"))
+    values = [row["AUC"] for row in table["hard"]]
+    assert rows[3][2] == f"{sum(values) / 2:.3f} ({min(values):.3f} to {max(values):.3f})"
+    assert all(row["hard faces: nearest wrong centre"] <= 1 and 0 < row["inter-head similarity"] < 1 for row in table["uniform"])
+
+
+def test_the_finetune_table_marks_the_diagonal_and_the_highest_change_of_each_row(toy, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(evaluate, "PEOPLE", 1)
+    monkeypatch.setattr(evaluate, "SETTINGS", 12)
+    teacher.main(["--data", toy, "--epochs", "1", "--size", "32", "--dim", "48", "--depth", "2", "--heads", "4", "--workers", "0", "--device", "cpu", "--out", str(tmp_path / "t.pt")])
+    finetune_table.main(["--teacher", str(tmp_path / "t.pt"), "--attributes", "face_width", "skin", "--epochs", "1", "--people", "8"])
+    out = capsys.readouterr().out
+    rows = {line.split(" | ")[0]: line.split(" | ")[1:] for line in out.splitlines() if line.startswith("| ")}
+    assert list(rows) == ["| varied in training", "| nothing: the energy itself", "| face_width", "| skin"] and "class centres go on too" in out
+    assert rows["| face_width"][0].startswith("**") and rows["| skin"][1].startswith("**") and all("".join(rows[row]).count("*") % 4 == 1 for row in ("| face_width", "| skin"))
