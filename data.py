@@ -21,6 +21,7 @@ import multiprocessing
 import os
 import re
 import shutil
+import signal
 import struct
 import sys
 import unicodedata
@@ -370,7 +371,7 @@ class IdentitySampler:
         self.frames = np.split(rows, starts[1:])                             # state -> its rows
         people = np.flatnonzero(np.diff(identity[starts])) + 1
         self.states = np.split(np.arange(len(starts)), people)               # identity -> its states
-        self.P, self.S, self.K, self.seed, self.epoch = min(P, len(self.states)), S, K, seed, 0
+        self.P, self.S, self.K, self.seed, self.epoch, self.skip = min(P, len(self.states)), S, K, seed, 0, 0
         self.steps = steps or max(1, len(rows) // (self.P * S * K))
         self.notices = []
         if self.P < P:
@@ -382,17 +383,20 @@ class IdentitySampler:
     def __len__(self):
         return self.steps
 
-    def set_epoch(self, epoch):
-        self.epoch = epoch
+    def set_epoch(self, epoch, *, skip=0):
+        """The next batches are those of this epoch, but for the first `skip`."""
+        self.epoch, self.skip = epoch, skip
 
     def __iter__(self):
         rng = np.random.default_rng([self.seed, self.epoch])
         queue = []
-        for _ in range(self.steps):
+        for place in range(self.steps):
             if len(queue) < self.P:  # next round; who is left of this one comes first, nobody twice in a batch
                 queue += [person for person in rng.permutation(len(self.states)).tolist() if person not in queue]
             people, queue = queue[:self.P], queue[self.P:]
-            yield [row for person in people for row in self.draw(rng, self.states[person])]
+            batch = [row for person in people for row in self.draw(rng, self.states[person])]
+            if place >= self.skip:
+                yield batch
 
     def draw(self, rng, states):
         """S * K rows of one identity: K of each of S of its states, then whatever else it has."""
@@ -481,7 +485,13 @@ def loader(dataset, batches, workers):
     """DataLoader over batches of row numbers (an IdentitySampler, or a list of lists)."""
     return torch.utils.data.DataLoader(
         dataset, batch_sampler=batches, num_workers=workers, collate_fn=collate, persistent_workers=workers > 0,
-        pin_memory=torch.cuda.is_available(), generator=torch.Generator())  # its own: seeding workers must not move the run's
+        pin_memory=torch.cuda.is_available(), worker_init_fn=leave_signals_to_the_main_process,
+        generator=torch.Generator())  # its own: seeding workers must not move the run's
+
+
+def leave_signals_to_the_main_process(_):
+    """Ctrl-C reaches every process of a terminal; the main one says when the workers end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 # ---------------------------------------------------------------- augmentation: what must not matter

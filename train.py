@@ -9,10 +9,12 @@ the Softplus hierarchical loss on both of its embeddings.
 
 A run writes runs/NAME/: teacher.pt, last.pt (to resume), best.pt (to use), log.jsonl, results.json, gallery*.png.
 """
+import contextlib
 import itertools
 import json
 import math
 import os
+import signal
 import tempfile
 import time
 from types import SimpleNamespace
@@ -201,7 +203,8 @@ def prepare(settings, device, dtype, initial, teacher, sizes):
         teacher_path=teacher_path, targets=targets, has_target=has_target,
         label=torch.from_numpy(np.cumsum(~held_out) - 1),  # of a training identity: its number among them
         student=student, sampler=sampler, batches=loader(dataset, sampler, settings.workers),
-        optimiser=optimiser, schedule=schedule, scaler=scaler, epoch=0, step=0, best=None, thresholds=None, unreadable=set())
+        optimiser=optimiser, schedule=schedule, scaler=scaler, epoch=0, step=0, best=None, thresholds=None, unreadable=set(),
+        batch=0, sums={}, counted=0, stopped=0)  # of the epoch that it is in: steps done, summed losses; the signal that stops it
     keep_trained_out(run)
     return run
 
@@ -332,14 +335,13 @@ def losses_of(run, batch):
 
 
 def train_epoch(run):
-    """One epoch; -> mean loss terms."""
-    sums, done = {}, 0
+    """One epoch, or the rest of one; -> mean loss terms, or None where a signal stopped it after a whole step."""
     run.student.train()
-    run.sampler.set_epoch(run.epoch)
+    run.sampler.set_epoch(run.epoch, skip=run.batch)
     epochs = run.settings.epochs
     progress = Progress(f"epoch {run.epoch + 1}/{epochs}, step", epochs * len(run.sampler), done=run.step)
     for batch in run.batches:
-        run.step += 1
+        run.step, run.batch = run.step + 1, run.batch + 1
         for message in set(batch.unreadable) - run.unreadable:
             print(f"warning: left out: {message}", flush=True)
         run.unreadable |= set(batch.unreadable)
@@ -348,11 +350,32 @@ def train_epoch(run):
         terms = losses_of(run, batch)
         values = check_finite(terms, run.step, run.schedule.get_last_lr()[0])
         update(terms["total"], run.student, run.optimiser, run.schedule, run.scaler)
-        sums, done = {name: sums.get(name, 0) + value for name, value in values.items()}, done + 1
+        run.sums, run.counted = {name: run.sums.get(name, 0) + value for name, value in values.items()}, run.counted + 1
         progress.show(run.step, values, len(batch.row), force=run.step % len(run.sampler) == 0)
-    if not done:
+        if run.stopped:
+            return None
+    if not run.counted:
         raise ValueError(f"not one picture of this epoch could be read in {run.index.root}")
-    return {name: value / done for name, value in sums.items()}
+    means = {name: value / run.counted for name, value in run.sums.items()}
+    run.epoch, run.batch, run.sums, run.counted = run.epoch + 1, 0, {}, 0
+    return means
+
+
+@contextlib.contextmanager
+def signals_stop(run):
+    """Ctrl-C and SIGTERM end the run after the step that it is in; a second one at once."""
+    def stop(number, _):
+        if run.stopped:
+            raise KeyboardInterrupt
+        run.stopped = number
+        os.write(2, b"\nstopping after this step, to be resumed; once more: at once\n")
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 # ---------------------------------------------------------------- evaluation, checkpoints, log
@@ -400,7 +423,7 @@ def save(run, name):
     if name == "last.pt":
         content |= {
             "optimiser": run.optimiser.state_dict(), "schedule": run.schedule.state_dict(), "scaler": run.scaler.state_dict(),
-            "step": run.step,
+            "step": run.step, "batch": run.batch, "sums": run.sums, "counted": run.counted,
             "random": {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}}
     save_checkpoint(os.path.join(run.settings.out, name), content)
 
@@ -410,7 +433,8 @@ def resume(run):
     checkpoint, run.initial = run.initial, None
     for part in ("optimiser", "schedule", "scaler"):
         getattr(run, part).load_state_dict(checkpoint[part])
-    run.epoch, run.step, run.best = checkpoint["epoch"], checkpoint["step"], checkpoint["best"]
+    for part in ("epoch", "step", "best", "batch", "sums", "counted"):
+        setattr(run, part, checkpoint.get(part, getattr(run, part)))  # an older file was written between two epochs only
     torch.set_rng_state(checkpoint["random"]["cpu"])
     if run.machine["device"].type == "cuda" and checkpoint["random"]["cuda"]:
         torch.cuda.set_rng_state_all(checkpoint["random"]["cuda"])
@@ -418,12 +442,29 @@ def resume(run):
     if os.path.exists(log):
         with open(log, encoding="utf-8") as file:
             lines = file.readlines()[:run.epoch]  # a line an epoch; what a killed run wrote later is done again
-        with open(log, "w", encoding="utf-8") as file:
+        with open(f"{log}.tmp", "w", encoding="utf-8") as file:
             file.writelines(lines)
-    print(f"resumed: after epoch {run.epoch} of {run.settings.epochs}", flush=True)
+        os.replace(f"{log}.tmp", log)
+    print(f"resumed: after epoch {run.epoch} of {run.settings.epochs}" + (f" and {run.batch} steps" if run.batch else ""), flush=True)
 
 
 # ---------------------------------------------------------------- the run
+
+def train_epochs(run):
+    """All epochs that are left, until a signal stops it: train, evaluate, write a line of the log and last.pt."""
+    settings = run.settings
+    while run.epoch < settings.epochs and not run.stopped:
+        started, run.thresholds = time.time(), None  # thresholds are those of an evaluated epoch
+        line = {"epoch": run.epoch + 1, "lr": run.schedule.get_last_lr()[0]}
+        means = train_epoch(run)
+        if means is not None:
+            line |= {**means, "seconds": round(time.time() - started, 2)}
+            if run.epoch % settings.eval_every == 0 or run.epoch == settings.epochs:
+                line |= evaluate_and_keep_best(run)
+            with open(os.path.join(settings.out, "log.jsonl"), "a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        save(run, "last.pt")
+
 
 def main(argv=None):
     settings = parse(argv)
@@ -442,16 +483,11 @@ def main(argv=None):
         open(os.path.join(settings.out, "log.jsonl"), "w").close()
         if settings.init is not None:
             evaluate_and_keep_best(run)  # the best student may be the one that it starts from
-    while run.epoch < settings.epochs:
-        started, run.thresholds = time.time(), None  # thresholds are those of an evaluated epoch
-        line = {"epoch": run.epoch + 1, "lr": run.schedule.get_last_lr()[0], **train_epoch(run)}
-        line["seconds"] = round(time.time() - started, 2)
-        run.epoch += 1
-        if run.epoch % settings.eval_every == 0 or run.epoch == settings.epochs:
-            line |= evaluate_and_keep_best(run)
-        with open(os.path.join(settings.out, "log.jsonl"), "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-        save(run, "last.pt")
+    with signals_stop(run):
+        train_epochs(run)
+    if run.stopped:
+        print(f"stopped after step {run.step}; go on with: python train.py --resume {os.path.join(settings.out, 'last.pt')}")
+        return 128 + run.stopped
     if run.unreadable:
         print(f"warning: {len(run.unreadable)} unreadable pictures were left out of training")
     best = os.path.join(settings.out, "best.pt")

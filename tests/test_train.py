@@ -1,6 +1,7 @@
 """train.py: a run from end to end that must learn, resume that is exact, and refusals."""
 import json
 import os
+import signal
 import shutil
 import subprocess
 import sys
@@ -117,6 +118,28 @@ def test_four_epochs_equal_two_and_two_resumed(learned, toy, tmp_path, monkeypat
     straight, halves = (weights(tmp_path / name / "last.pt") for name in ("straight", "halves"))
     assert all(torch.allclose(straight[name].float(), halves[name].float(), atol=1e-6) for name in straight)
     untimed = [[{**line, "seconds": 0} for line in log(tmp_path / name)] for name in ("straight", "halves")]
+    assert untimed[0] == untimed[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_after_a_whole_step_and_the_resumed_run_equals_one_without(learned, toy, tmp_path, number):
+    options = ["--data", toy, "--teacher", os.path.join(learned, "teacher.pt"), "--epochs", "3", "--steps", "20", *SMALL]
+    train.main([*options, "--out", str(tmp_path / "straight")])
+    with subprocess.Popen([*SCRIPT, *options, "--out", str(tmp_path / "stopped")], stdout=subprocess.PIPE, text=True) as run:
+        for line in run.stdout:
+            if line.startswith("epoch 1/3, step 20/60"):
+                run.send_signal(number)
+                break
+        out = run.stdout.read()
+    assert run.returncode == 128 + number and "stopped after step " in out
+    last = str(tmp_path / "stopped" / "last.pt")
+    assert f"go on with: python train.py --resume {last}" in out
+    with open(tmp_path / "stopped" / "log.jsonl", "a", encoding="utf-8") as file:
+        file.write('{"epoch": 2, "torn')
+    train.main(["--resume", last])
+    straight, stopped = (weights(tmp_path / name / "last.pt") for name in ("straight", "stopped"))
+    assert all(torch.equal(straight[name], stopped[name]) for name in straight)
+    untimed = [[{**line, "seconds": 0} for line in log(tmp_path / name)] for name in ("straight", "stopped")]
     assert untimed[0] == untimed[1]
 
 
