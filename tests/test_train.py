@@ -68,7 +68,7 @@ def test_every_file_of_a_run_loads_safely_and_evaluates_to_the_printed_numbers(l
 
 def test_a_checkpoint_holds_the_thresholds_of_its_own_held_out_evaluation(learned, toy, capsys):
     best, last = (torch.load(os.path.join(learned, name), weights_only=True) for name in ("best.pt", "last.pt"))
-    assert last["thresholds"] is not None and set(last) - set(best) == {"optimiser", "schedule", "scaler", "step", "random"}
+    assert last["thresholds"] is not None and set(last) - set(best) == {"optimiser", "schedule", "scaler", "step", "batch", "sums", "counted", "random"}
     results = json.load(open(os.path.join(learned, "results.json"), encoding="utf-8"))
     for task in ("identity", "head"):
         assert best["thresholds"]["id"][task] == pytest.approx(results["table"][2][task]["threshold"]["0.001"], abs=1e-5)
