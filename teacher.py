@@ -293,6 +293,16 @@ def teacher_losses(network, head, faces, labels, method):
     return total, terms, logits
 
 
+def go_on_from(init, network, head, names):
+    """Give a new network, and its margin head for the identities `names`, the weights of the teacher init and its class centres."""
+    network.load_state_dict(init.state_dict())
+    if head and init.centres is not None:
+        places = {name: place for place, name in enumerate(init.trained)}
+        known = [place for place, name in enumerate(names) if name in places]
+        head.kernel.data[:, known] = init.centres[:, [places[names[place]] for place in known]]
+        print(f"teacher: {len(known)} of {len(names)} class centres go on too", flush=True)
+
+
 def pretrain(index, people, path, *, vit, epochs, seed, workers, device, dtype, batch_size=64, lr=None, init=None, method=DEFAULT_METHOD):
     """Train an AdaFaceViT on the aligned faces of the identities `people` (bool, one an identity); write it to path.
 
@@ -305,16 +315,10 @@ def pretrain(index, people, path, *, vit, epochs, seed, workers, device, dtype, 
         raise ValueError("pre-training a teacher needs aligned faces of at least 2 training identities; "
                          f"found {len(classes)} in {index.root}")
     torch.manual_seed(seed)
-    network = AdaFaceViT(**vit)
-    if init is not None:
-        network.load_state_dict(init.state_dict())
+    network, names = AdaFaceViT(**vit), [index.names[identity] for identity in classes]
     head = make_head(method["margin"], network.embed_dim, len(classes))
-    names = [index.names[identity] for identity in classes]
-    if head and init is not None and init.centres is not None:
-        known = [(place, init.trained.index(name)) for place, name in enumerate(names) if name in init.trained]
-        for new, old in known:
-            head.kernel.data[:, new] = init.centres[:, old]
-        print(f"teacher: {len(known)} of {len(names)} class centres go on too", flush=True)
+    if init is not None:
+        go_on_from(init, network, head, names)
     modules = nn.ModuleDict({"network": network, **({"head": head} if head else {})}).to(device).train()
     sampler = IdentitySampler(rows, index.identity[rows], index.state[rows], P=batch_size // 2, S=2, K=1, seed=seed)
     batches = loader(HeadDataset(index, head_size=0, face_size=network.image_size), sampler, workers)
