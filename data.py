@@ -764,7 +764,8 @@ def draw_person(job):
 def make_toy(root, *, people=450, looks=4, frames=6, size=64, seed=0, vary=None):
     """Write the toy world, with landmarks.csv and attributes.csv, into the new folder root; the same for the same
     seed. vary: an attribute of MOVES that every frame draws anew, so that it tells nothing of the person; all else stays as it is,
-    but for what must be worn for it to show. Drawn beside it and renamed at the end, so that a half-drawn world is never taken for a whole one."""
+    but for what must be worn for it to show. Drawn beside it and renamed at the end, so that a half-drawn world is never taken
+    for a whole one."""
     if min(people, looks, frames, size) < 1 or seed < 0:
         raise ValueError("people, looks, frames and size must be at least 1, the seed at least 0; "
                          f"got {people}, {looks}, {frames}, {size}, {seed}")
