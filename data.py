@@ -13,6 +13,7 @@ segment share an appearance state.
 """
 import argparse
 import colorsys
+import contextlib
 import csv
 import hashlib
 import json
@@ -44,6 +45,7 @@ PICTURE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, struct.error, Imag
 # Where the five points belong in a 112x112 face, the picture's left one first in each pair (ArcFace's template).
 TEMPLATE = np.array([[38.2946, 51.6963], [73.5318, 51.5014], [56.0252, 71.7366], [41.5493, 92.3655], [70.7299, 92.2041]])
 TOY_WORLD = os.path.join("runs", "toy-world")
+MANY = 10_000  # pictures whose headers are worth several processes
 MAX_ENLARGEMENT = 20  # a face of which one pixel becomes 20 is none: its landmarks are not in pixels
 LANDMARK_HEADER = ["path"] + [axis + str(i) for i in range(1, 6) for axis in "xy"]
 MAX_RESIDUAL = 10.0  # px in the 112x112 face; right points give 1 to 5, points in a wrong order 17 and more
@@ -113,11 +115,21 @@ def warp_face(image, a, b, size):
     return image.transform((size, size), Image.Transform.AFFINE, coefficients, Image.Resampling.BILINEAR)
 
 
-def far_outside(points, size):
-    """Is a landmark farther outside a picture of `size` (width, height) than a quarter of its longer side?"""
-    low, high = points.min(axis=0), points.max(axis=0)
-    margin = max(size) / 4
-    return bool((low < -margin).any() or (high > np.array(size) + margin).any())
+def far_outside(points, sizes):
+    """Landmarks (N, 5, 2) in pictures of sizes (N, 2), width and height -> (N,) bool: is one of them farther outside than a quarter
+    of the longer side?"""
+    margin = sizes.max(axis=1, keepdims=True) / 4
+    return ((points.min(axis=1) < -margin) | (points.max(axis=1) > sizes + margin)).any(axis=1)
+
+
+def upright_size(path):
+    """Picture file -> its upright (width, height), from the header only; infinite where it cannot be read, to be named when it is."""
+    try:
+        with Image.open(path) as image:
+            turned = image.getexif().get(0x0112) in (5, 6, 7, 8)  # EXIF: width and height change places
+            return image.size[::-1] if turned else image.size
+    except PICTURE_ERRORS:
+        return math.inf, math.inf
 
 
 # ---------------------------------------------------------------- a folder of heads
@@ -155,36 +167,37 @@ def scan_heads(root, *, faces=None, segment_frames=0, segment_gap=0):
     if not os.path.isdir(root):
         what = "a file" if os.path.exists(root) else "no such folder"
         raise ValueError(f"{root}: {what}; expected a folder laid out as {LAYOUT}")
-    identities, stray = list_folder(root)
-    names, found, empty, deep = [], [], [], []       # found: (relative path, identity, state key)
+    (identities, stray), names, folders, empty, deep = list_folder(root), [], [], [], []
     for name in identities:
         segments, pictures = list_folder(os.path.join(root, name))
-        frames = [(f"{name}/{picture}", picture) for picture in pictures]
+        of_person = [(name, pictures)]
         for segment in segments:
             below, pictures = list_folder(os.path.join(root, name, segment))
             deep += [f"{name}/{segment}/{folder}" for folder in below]
             empty += [] if pictures or below else [f"{name}/{segment}"]
-            frames += [(f"{name}/{segment}/{picture}", segment + "/") for picture in pictures]
-        if frames:
-            found += [(path, len(names), key) for path, key in frames]
-            names.append(name)
-        elif not segments:
-            empty.append(name)
-    if not found:
+            of_person.append((f"{name}/{segment}", pictures))
+        of_person = [(len(names), folder, np.array([os.fsencode(f"{folder}/{picture}") for picture in pictures]))
+                     for folder, pictures in of_person if pictures]
+        folders += of_person
+        names += [name] if of_person else []
+        empty += [] if of_person or segments else [name]
+    if not folders:
         raise ValueError(f"{root}: no pictures laid out as {LAYOUT}; found {len(stray)} pictures directly in the folder, "
                          f"{len(identities)} folders in it, {len(deep)} folders below the segments")
-    dropped = []
+    identity, folder, paths = zip(*folders)
+    sizes, paths = [len(part) for part in paths], np.concatenate(paths)                # (N,) from here on
+    apart = np.repeat(["/" not in name for name in folder], sizes)                     # no segment: a state of its own
+    place, dropped = np.where(apart, np.arange(len(paths)), 0), np.zeros(len(paths), dtype=bool)
     if segment_frames:
-        found, dropped = cut_segments(found, segment_frames, segment_gap)
-        if not found:
-            raise ValueError(f"{root}: all {len(dropped)} frames fall into the gaps of --segment-gap {segment_gap}")
-    notes = [*note(stray, "pictures outside an identity folder"), *note(empty, "empty folders"),
-             *note(deep, "folders below a segment"), *note(dropped, "frames in the gaps between segments")]
-    keys = {}
-    state = [keys.setdefault((identity, key), len(keys)) for _, identity, key in found]
-    index = HeadIndex(root, faces, names, np.array([os.fsencode(path) for path, _, _ in found]),
-                      np.array([identity for _, identity, _ in found]), np.array(state),
-                      np.zeros((len(found), 2), complex), np.zeros(len(found), bool), notes)
+        place, dropped = frame_windows(paths, segment_frames, segment_gap)
+        if dropped.all():
+            raise ValueError(f"{root}: all {len(paths)} frames fall into the gaps of --segment-gap {segment_gap}")
+    identity, folder, place = (part[~dropped] for part in (np.repeat(identity, sizes), np.repeat(np.arange(len(sizes)), sizes), place))
+    state = np.unique(folder * (place.max() + 1) + place, return_inverse=True)[1]      # numbered in the order of the folders
+    notes = [*note(stray, "pictures outside an identity folder"), *note(empty, "empty folders"), *note(deep, "folders below a segment"),
+             *note([os.fsdecode(path) for path in paths[dropped]], "frames in the gaps between segments")]
+    paths, N = paths[~dropped], len(identity)
+    index = HeadIndex(root, faces, names, paths, identity, state, np.zeros((N, 2), complex), np.zeros(N, bool), notes)
     add_faces(index)
     return index
 
@@ -212,23 +225,16 @@ def note(items, what, verb="skipped"):
     return [f"{verb}: {len(items)} {what} (first: {items[0]})"] if items else []
 
 
-def cut_segments(found, frames, gap):
-    """Replace the state key of each (path, identity, key) by its window of frame numbers; -> (kept, dropped paths)."""
-    numbers = []
-    for path, _, _ in found:
-        digits = re.search(r"(\d+)\D*$", os.path.splitext(os.path.basename(path))[0])  # the last number in the name
+def frame_windows(paths, frames, gap):
+    """Relative paths (N,) bytes of numbered frames -> window of frame numbers of each, (N,), and (N,) bool, True in a gap between two."""
+    numbers = np.empty(len(paths), dtype=np.int64)
+    for row, path in enumerate(paths):
+        digits = re.search(rb"(\d{1,18})[^\d/]*$", os.path.splitext(path)[0])  # the last number in the file's name
         if digits is None:
-            raise ValueError(f"{path}: --segment-frames needs frame numbers in the file names")
-        numbers.append(int(digits.group(1)))
-    start = min(1, min(numbers))  # frames are counted from 0, or from 1 where no file is numbered 0
-    kept, dropped = [], []
-    for number, (path, identity, _) in zip(numbers, found):
-        window, place = divmod(number - start, frames + gap)
-        if place < frames:
-            kept.append((path, identity, (os.path.dirname(path), window)))
-        else:
-            dropped.append(path)
-    return kept, dropped
+            raise ValueError(f"{os.fsdecode(path)}: --segment-frames needs frame numbers in the file names")
+        numbers[row] = int(digits.group(1))
+    window, place = np.divmod(numbers - min(1, numbers.min()), frames + gap)  # counted from 0, or from 1 where no file is numbered 0
+    return np.unique(window, return_inverse=True)[1], place >= frames
 
 
 def add_faces(index):
@@ -242,7 +248,7 @@ def add_faces(index):
     if not os.path.isfile(file):
         return
     rows = {normal(index.path(row)): row for row in range(len(index.paths))}
-    points, unknown, missing, repeated, outside = np.full((len(index.paths), 5, 2), np.nan), [], [], [], []
+    points, unknown, missing, repeated = np.full((len(index.paths), 5, 2), np.nan), [], [], []
     for path, numbers in read_landmarks(file):
         row = rows.get(normal(path))
         if row is None:
@@ -255,23 +261,19 @@ def add_faces(index):
     a, b, residual = face_transform(points)
     index.has_face[:] = (residual <= MAX_RESIDUAL) & (np.abs(a) < MAX_ENLARGEMENT)
     misfit = [index.path(row) for row in np.flatnonzero(np.isfinite(points).all(axis=(1, 2)) & ~index.has_face)]
-    for row in np.flatnonzero(index.has_face):
-        try:
-            with Image.open(os.path.join(index.root, index.path(row))) as image:  # reads the header only
-                turned = image.getexif().get(0x0112) in (5, 6, 7, 8)              # EXIF: width and height change places
-                size = image.size[::-1] if turned else image.size
-        except PICTURE_ERRORS:
-            continue  # the picture itself is named where it is read
-        if far_outside(points[row], size):
-            index.has_face[row] = False
-            outside.append(index.path(row))
+    faces = np.flatnonzero(index.has_face)
+    files = (os.path.join(index.root, index.path(row)) for row in faces)
+    with multiprocessing.Pool() if len(faces) > MANY else contextlib.nullcontext() as pool:
+        sizes = np.array(list(pool.imap(upright_size, files, 1000) if pool else map(upright_size, files))).reshape(-1, 2)
+    outside = faces[far_outside(points[faces], sizes)]
+    index.has_face[outside] = False
     index.transform[:] = np.where(index.has_face[:, None], np.stack([a, b], axis=1), 0)
     turned = [index.path(row) for row in np.flatnonzero(index.has_face & (np.abs(np.angle(a)) > math.pi / 3))]
     index.notes += [*note(missing, "landmark rows with missing or infinite numbers", "no face"),
                     *note(misfit, "pictures whose landmarks fit no face (wrong order? not in pixels?)", "no face"),
                     *note(turned, "faces turned by more than 60 degrees; look at them, the order may be wrong", "notice"),
                     *note(repeated, "pictures with several landmark rows; the last one counts", "notice"),
-                    *note(outside, "pictures whose landmarks lie far outside", "no face"),
+                    *note([index.path(row) for row in outside], "pictures whose landmarks lie far outside", "no face"),
                     *note(unknown, "landmark rows that name no picture in use", "ignored")]
 
 
@@ -367,16 +369,15 @@ class IdentitySampler:
             raise ValueError(f"a batch needs pictures and P, S, K >= 1; got {len(rows)} pictures, P {P}, S {S}, K {K}")
         order = np.lexsort((rows, state, identity))
         rows, identity, state = rows[order], identity[order], state[order]
-        starts = np.flatnonzero(np.diff(state, prepend=-1))
-        self.frames = np.split(rows, starts[1:])                             # state -> its rows
-        people = np.flatnonzero(np.diff(identity[starts])) + 1
-        self.states = np.split(np.arange(len(starts)), people)               # identity -> its states
-        self.P, self.S, self.K, self.seed, self.epoch, self.skip = min(P, len(self.states)), S, K, seed, 0, 0
+        starts = np.flatnonzero(np.diff(state, prepend=-1))                  # of the states in rows, and of people among the states
+        people = np.flatnonzero(np.diff(identity[starts], prepend=-1))
+        self.rows, self.frames, self.states = rows, np.append(starts, len(rows)), np.append(people, len(starts))
+        self.P, self.S, self.K, self.seed, self.epoch, self.skip = min(P, len(people)), S, K, seed, 0, 0
         self.steps = steps or max(1, len(rows) // (self.P * S * K))
         self.notices = []
         if self.P < P:
             self.notices.append(f"only {self.P} training identities: batches of {self.P * S * K} pictures, not {P * S * K}")
-        small = sum(1 for states in self.states if sum(len(self.frames[s]) for s in states) < S * K)
+        small = int((np.diff(self.frames[self.states]) < S * K).sum())
         if small:
             self.notices.append(f"{small} training identities have fewer than {S * K} pictures: their share of a batch is smaller")
 
@@ -392,20 +393,20 @@ class IdentitySampler:
         queue = []
         for place in range(self.steps):
             if len(queue) < self.P:  # next round; who is left of this one comes first, nobody twice in a batch
-                queue += [person for person in rng.permutation(len(self.states)).tolist() if person not in queue]
+                queue += [person for person in rng.permutation(len(self.states) - 1).tolist() if person not in queue]
             people, queue = queue[:self.P], queue[self.P:]
-            batch = [row for person in people for row in self.draw(rng, self.states[person])]
+            batch = [row for person in people for row in self.draw(rng, person)]
             if place >= self.skip:
                 yield batch
 
-    def draw(self, rng, states):
+    def draw(self, rng, person):
         """S * K rows of one identity: K of each of S of its states, then whatever else it has."""
-        states, wanted = rng.permutation(states), self.S * self.K
-        piles = [rng.permutation(self.frames[state]) for state in states[:self.S]]
+        states, wanted = rng.permutation(np.arange(*self.states[person:person + 2])), self.S * self.K
+        rows = [self.rows[slice(*self.frames[state:state + 2])] for state in states]
+        piles = [rng.permutation(pile) for pile in rows[:self.S]]
         drawn = np.concatenate([pile[:self.K] for pile in piles])
         if len(drawn) < wanted:
-            rest = [pile[self.K:] for pile in piles] + [self.frames[state] for state in states[self.S:]]
-            drawn = np.concatenate([drawn, *rest])[:wanted]
+            drawn = np.concatenate([drawn, *(pile[self.K:] for pile in piles), *rows[self.S:]])[:wanted]
         return drawn.tolist()
 
 

@@ -143,7 +143,9 @@ def test_points_of_another_shape_or_nan_are_an_error_that_shows_the_shape(points
         align_face(Image.new("RGB", (112, 112)), points)
 
 
-def test_landmarks_that_fit_no_face_count_as_no_face_with_a_note(tmp_path):
+@pytest.mark.parametrize("many", [data.MANY, 0])  # headers are read by this process, or by several
+def test_landmarks_that_fit_no_face_count_as_no_face_with_a_note(tmp_path, monkeypatch, many):
+    monkeypatch.setattr(data, "MANY", many)
     rows = {"right": FACE, "equal": np.full((5, 2), 30.0), "outside": FACE + 500, "swapped": FACE[[1, 0, 2, 4, 3]], "nan": np.full((5, 2), np.nan)}
     for name in [*rows, "rear"]:
         paint(f"{tmp_path}/A/{name}.png", size=(80, 80))
@@ -277,6 +279,14 @@ def test_segment_frames_count_from_1_where_no_frame_is_numbered_0(tmp_path):
     paint(f"{tmp_path}/A/portrait.png")
     with pytest.raises(ValueError, match="portrait.png: --segment-frames needs frame numbers"):
         scan_heads(str(tmp_path), segment_frames=18)
+
+
+def test_an_index_holds_one_number_or_one_byte_string_a_picture_in_arrays_and_nothing_else(toy):
+    index = scan_heads(toy)
+    a_picture = {name: value for name, value in vars(index).items() if name not in ("root", "faces", "names", "notes")}
+    assert all(isinstance(value, np.ndarray) and not value.dtype.hasobject and len(value) == len(index.paths) for value in a_picture.values())
+    sampler = IdentitySampler(np.arange(len(index.paths)), index.identity, index.state, P=2, S=2, K=2)
+    assert not any(isinstance(value, (list, dict)) and len(value) for name, value in vars(sampler).items() if name != "notices")
 
 
 # ---------------------------------------------------------------- split and sampler
