@@ -362,9 +362,9 @@ class IdentitySampler:
     rows, identity, state: (N,) arrays. An identity with fewer states gives more frames of those it has, and one with
     fewer than S * K pictures gives all of them: no picture stands twice in a batch, so none is a genuine pair with
     itself. All epochs have len() = steps batches, by default as many as the pictures fill, at least 1;
-    set_epoch(e) shuffles anew."""
+    set_epoch(e) shuffles anew. Of `processes` that share each batch, number `rank` gets its share of the identities."""
 
-    def __init__(self, rows, identity, state, *, P, S, K, seed=0, steps=None):
+    def __init__(self, rows, identity, state, *, P, S, K, seed=0, steps=None, rank=0, processes=1):
         if len(rows) == 0 or min(P, S, K) < 1:
             raise ValueError(f"a batch needs pictures and P, S, K >= 1; got {len(rows)} pictures, P {P}, S {S}, K {K}")
         order = np.lexsort((rows, state, identity))
@@ -373,6 +373,7 @@ class IdentitySampler:
         people = np.flatnonzero(np.diff(identity[starts], prepend=-1))
         self.rows, self.frames, self.states = rows, np.append(starts, len(rows)), np.append(people, len(starts))
         self.P, self.S, self.K, self.seed, self.epoch, self.skip = min(P, len(people)), S, K, seed, 0, 0
+        self.rank, self.processes = rank, processes
         self.steps = steps or max(1, len(rows) // (self.P * S * K))
         self.notices = []
         if self.P < P:
@@ -395,9 +396,9 @@ class IdentitySampler:
             if len(queue) < self.P:  # next round; who is left of this one comes first, nobody twice in a batch
                 queue += [person for person in rng.permutation(len(self.states) - 1).tolist() if person not in queue]
             people, queue = queue[:self.P], queue[self.P:]
-            batch = [row for person in people for row in self.draw(rng, person)]
+            groups = [self.draw(rng, person) for person in people]  # drawn by all alike, whoever gets them
             if place >= self.skip:
-                yield batch
+                yield [row for group in groups[self.rank::self.processes] for row in group]
 
     def draw(self, rng, person):
         """S * K rows of one identity: K of each of S of its states, then whatever else it has."""

@@ -30,7 +30,7 @@ from PIL import Image, ImageDraw, ImageFont
 from data import (MOVES, HeadDataset, HeadIndex, Parser, collate, command_line, data_options, is_toy, list_folder, loader, move_person,
                   open_data, read_attributes)
 from model import build, new_student, read_checkpoint, to_unit, unit_rows
-from teacher import Progress, autocast, check_numbers, choose_device, load_teacher, machine_options, teacher_options
+from teacher import Progress, autocast, check_numbers, choose_device, from_all, load_teacher, machine_options, rank_and_count, teacher_options
 
 FARS = (1e-3, 1e-2)
 SAMPLE = 2000     # pictures that tell where thresholds will lie
@@ -275,20 +275,24 @@ def embed_rows(network, index, rows, *, size, faces=False, what="pictures", batc
     """Embed pictures of an index, in order: whole heads (or, with faces, the aligned faces), `size` pixels a side.
 
     network: float pictures (B, 3, S, S) in [-1, 1] -> (B, ..). what: the name of this work on screen. -> (z (n, ..) float32
-    on the CPU, the n rows that could be read, messages of the others)."""
+    on the CPU, the n rows that could be read, messages of the others). Of several processes each embeds a share of the rows."""
+    rank, processes = rank_and_count()
+    rows = np.array_split(rows, processes)[rank]
     batches = [rows[start:start + batch_size].tolist() for start in range(0, len(rows), batch_size)]
     dataset = HeadDataset(index, head_size=0 if faces else size, face_size=size if faces else 0)
     z, kept, unreadable, progress = [], [], [], Progress(what, len(batches))
     for step, batch in enumerate(loader(dataset, batches, workers), 1):
         unreadable += batch.unreadable
         if len(batch.row):
-            pixels = to_unit((batch.face if faces else batch.head).to(device))
+            pixels = to_unit((batch.face if faces else batch.head).to(device, non_blocking=True))
             with autocast(torch.device(device), dtype):
                 z.append(network(pixels).float().cpu())
             kept += batch.row.tolist()
         progress.show(step, {}, len(batch.row))
     progress.clear()
-    return torch.cat(z) if z else torch.zeros(0, 1), np.array(kept, dtype=np.int64), unreadable
+    z, kept, unreadable = zip(*from_all((torch.cat(z) if z else None, np.array(kept, dtype=np.int64), unreadable)))
+    z = [part for part in z if part is not None]
+    return torch.cat(z) if z else torch.zeros(0, 1), np.concatenate(kept), sum(unreadable, [])
 
 
 def rows_of_table(students, teachers, which, flip_sum=False):

@@ -28,6 +28,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image, ImageOps
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 DESIGNS = {"dual-cls": 2, "dual-head": 1, "shared": 1, "transreid": 1}  # design -> number of CLS tokens
 RELEASED_HEADS = {(12, 5): 8, (24, 3): 16}  # (depth, MLP ratio) of the released AdaFace-ViTs small and base -> attention heads
@@ -137,7 +138,9 @@ class VisionTransformer(nn.Module):
     """The trunk: images (B, 3, S, S) float in [-1, 1] -> tokens after the final norm (B, num_cls + N, dim).
 
     N = patch_grid(...) ** 2. The CLS tokens stand first and have no position entry, so that
-    `pos_embed` (1, N, dim) is the released one. The defaults are the released AdaFace-ViT base."""
+    `pos_embed` (1, N, dim) is the released one. The defaults are the released AdaFace-ViT base. `recompute` = True keeps what
+    enters a block only and computes the rest again for the gradients: less memory, a third more time."""
+    recompute = False
 
     def __init__(self, *, image_size=112, patch_size=8, patch_stride=None, dim=512, depth=24, heads=16, mlp_ratio=3.0, num_cls=0):
         super().__init__()
@@ -175,7 +178,10 @@ class VisionTransformer(nn.Module):
             cls = self.cls_token.to(x.dtype).expand(len(x), -1, -1)     # (B, num_cls, D)
             x = torch.cat([cls, x], dim=1)                              # (B, num_cls + N, D)
         for place, block in enumerate(self.blocks):
-            x = block(x, maps if place >= len(self.blocks) - last else None)
+            if self.recompute and self.training:
+                x = checkpoint(block, x, use_reentrant=False)
+            else:
+                x = block(x, maps if place >= len(self.blocks) - last else None)
         return x
 
     def tokens(self, images, maps=None, last=0):
@@ -255,12 +261,14 @@ class HeadSimilarity(Student):
                 nn.Linear(D, D, bias=False), BatchNorm(D, eps=2e-5), nn.ReLU(),
                 nn.Linear(D, E, bias=False), BatchNorm(E, eps=2e-5))
 
-    def forward(self, images):
-        x = self.tokens(images)                            # (B, num_cls + N, D)
-        z_id = self.feature_cls(x[:, 0])                   # (B, E)
+    def forward(self, images, gather=lambda rows: rows):
+        """gather: where several processes train, what puts the rows of all together; the projections, whose batch norms want the
+        whole batch, then see it in every process, and B is that of all."""
+        cls = gather(self.tokens(images)[:, :self.num_cls])  # (B, num_cls, D)
+        z_id = self.feature_cls(cls[:, 0])                   # (B, E)
         if self.design == "shared":
             return Embeddings(z_id, z_id)
-        return Embeddings(z_id, self.head_feature(x[:, 1 if self.design == "dual-cls" else 0]))
+        return Embeddings(z_id, self.head_feature(cls[:, -1]))  # the second token of two, or the only one
 
 
 def unit_rows(z):
@@ -329,11 +337,17 @@ class TransReID(Student):
         necks = self.neck(features.flatten(1)).view_as(features)            # (B, 5, D)
         return torch.einsum("bfd,fcd->bfc", necks, self.classifier)
 
-    def forward(self, images):
-        """As published: the features before their batch norms in a row, the local ones with a quarter of the weight."""
-        features = self.features(images)
+    def forward(self, images, gather=lambda rows: rows):
+        """As published: the features before their batch norms in a row, the local ones with a quarter of the weight. gather: as in
+        HeadSimilarity."""
+        features = gather(self.features(images))                            # (B, 5, D)
         z = torch.cat([features[:, :1], features[:, 1:] / self.PARTS], dim=1).flatten(1)     # (B, 5 * D)
         return Embeddings(z, z)
+
+    def features_of(self, z):
+        """What forward puts in a row (B, 5 * D) -> the features again, (B, 5, D)."""
+        features = z.unflatten(1, (1 + self.PARTS, -1))
+        return torch.cat([features[:, :1], features[:, 1:] * self.PARTS], dim=1)
 
 
 def jigsaw(patches, m=5):

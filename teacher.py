@@ -6,6 +6,7 @@ networks, released files, the parts of a training loop (train.py's too), pre-tra
 
     python teacher.py --data PATH [--out teacher.pt] [--margin NAME] [--decorrelate uniform|hard]
 """
+import datetime
 import math
 import os
 import re
@@ -13,6 +14,7 @@ import sys
 import time
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
@@ -201,7 +203,7 @@ def make_optimiser(modules, *, lr, weight_decay, steps, warmup):
     for name, parameter in modules.named_parameters():
         (keep if parameter.dim() < 2 or name.endswith(("cls_token", "pos_embed")) else decay).append(parameter)
     groups = [{"params": decay, "weight_decay": weight_decay}, {"params": keep, "weight_decay": 0.0}]
-    optimiser = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98))
+    optimiser = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98), fused=decay[0].is_cuda)
     warmup = min(warmup, max(1, steps // 10))
 
     def factor(step):
@@ -225,7 +227,7 @@ def update(loss, modules, optimiser, schedule, scaler, clip=1.0):
 
 def check_finite(terms, step, lr):
     """terms: {name: scalar tensor} -> {name: float}; ValueError names the first that is not finite."""
-    values = {name: term.item() for name, term in terms.items()}
+    values = dict(zip(terms, torch.stack(list(terms.values())).tolist()))  # one wait for the GPU, not one a term
     for name, value in values.items():
         if not math.isfinite(value):
             raise ValueError(f"stopped at step {step}: the {name} loss is {value} (learning rate {lr:.3g}); earlier checkpoints "
@@ -234,12 +236,21 @@ def check_finite(terms, step, lr):
 
 
 class Progress:
-    """One line of loss terms, pictures a second and time left: rewritten in place on a terminal, else every 20 s."""
+    """One line of loss terms, pictures a second, share of the time spent waiting for pictures, and time left: rewritten in place on
+    a terminal, else every 20 s."""
 
     def __init__(self, what, steps, done=0):
-        self.what, self.steps, self.first, self.pictures = what, steps, done, 0
+        self.what, self.steps, self.first, self.pictures, self.waited = what, steps, done, 0, 0.0
         self.started = self.shown = time.time()
         self.terminal = sys.stdout.isatty()
+
+    def watch(self, batches):
+        """Yield the batches of a loader, and measure how long they are waited for."""
+        asked = time.time()
+        for batch in batches:
+            self.waited += time.time() - asked
+            yield batch
+            asked = time.time()
 
     def show(self, step, terms, pictures, force=False):
         """After a step on so many pictures: print {name: value} of its terms, if it is time to or with force."""
@@ -251,13 +262,82 @@ class Progress:
         left = spent / max(1, step - self.first) * (self.steps - step)
         line = f"{self.what} {step}/{self.steps}  " + "  ".join(f"{name} {value:.3f}" for name, value in terms.items())
         rate = self.pictures / spent
-        line += f"  {rate:.{0 if rate > 10 else 1}f} pictures/s  {int(left // 60)}:{int(left % 60):02d} left"
+        line += f"  {rate:.{0 if rate > 10 else 1}f} pictures/s  data {self.waited / spent:.0%}  {int(left // 60)}:{int(left % 60):02d} left"
         print(("\r\033[K" if self.terminal else "") + line, end="" if self.terminal and not force else "\n", flush=True)
 
     def clear(self):
         """Wipe the line off a terminal, where the work it told of is done."""
         if self.terminal:
             print("\r\033[K", end="", flush=True)
+
+
+# ---------------------------------------------------------------- several processes, started by torchrun
+
+def join_processes(device):
+    """Under torchrun: meet the other processes, each on its own GPU, and leave printing to the first. -> this process's device."""
+    if "RANK" not in os.environ:
+        return device
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=datetime.timedelta(days=1))  # a teacher may be trained first
+    if dist.get_rank():
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")
+    return device
+
+
+def rank_and_count():
+    """-> (number of this process, how many there are); (0, 1) without torchrun."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def on_first(function, *args, **kwargs):
+    """Call a function in the first process only; -> its result, in all of them, which wait for it."""
+    rank, count = rank_and_count()
+    box = [None if rank else function(*args, **kwargs)]
+    if count > 1:
+        dist.broadcast_object_list(box)
+    return box[0]
+
+
+def from_all(value):
+    """-> [the value in each process], in all of them."""
+    values = [value] * rank_and_count()[1]
+    if len(values) > 1:
+        dist.all_gather_object(values, value)
+    return values
+
+
+def gather(x):
+    """Rows (n, ..) of this process -> those of all processes, in the order of their ranks; n may differ.
+
+    Every process computes the same loss of all rows, but its gradients reach its own rows only. They count as often as there
+    are processes, so that the mean over the processes, which DistributedDataParallel takes, is the gradient of one process
+    with all the rows."""
+    rank, count = rank_and_count()
+    if count == 1:
+        return x
+    x = x.float() if x.is_floating_point() else x
+    sizes = [torch.zeros(1, dtype=torch.int64, device=x.device) for _ in range(count)]
+    dist.all_gather(sizes, torch.tensor([len(x)], device=x.device))
+    padded = x.new_zeros(int(max(sizes)), *x.shape[1:])
+    padded[:len(x)] = x.detach()
+    parts = [torch.empty_like(padded) for _ in range(count)]
+    dist.all_gather(parts, padded)
+    parts = [part[:int(size)] for part, size in zip(parts, sizes)]
+    if x.requires_grad:
+        parts[rank] = x.clone()
+        parts[rank].register_hook(lambda gradient: gradient * count)
+    return torch.cat(parts)
+
+
+def highest(number, device):
+    """-> the highest of the whole numbers of all processes."""
+    if rank_and_count()[1] == 1:
+        return number
+    number = torch.tensor(number, device=device)
+    dist.all_reduce(number, dist.ReduceOp.MAX)
+    return int(number)
 
 
 # ---------------------------------------------------------------- pre-training
@@ -329,7 +409,7 @@ def pretrain(index, people, path, *, vit, epochs, seed, workers, device, dtype, 
     progress, step, unreadable = Progress("teacher", steps), 0, set()
     for epoch in range(epochs):
         sampler.set_epoch(epoch)
-        for batch in batches:
+        for batch in progress.watch(batches):
             step += 1
             for message in set(batch.unreadable) - unreadable:
                 print(f"warning: left out: {message}", flush=True)
@@ -376,8 +456,9 @@ def teacher_options(parser, none):
 def machine_options(parser):
     """Where it runs; shared with train.py and evaluate.py."""
     group = parser.add_argument_group("machine")
-    group.add_argument("--workers", type=int, default=min(8, max(0, (os.cpu_count() or 1) - 2)),
-                       help="processes that read pictures; 0: the main one does, best on two cores")
+    cores = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # torchrun tells how many processes share them
+    group.add_argument("--workers", type=int, default=min(8, max(0, cores - 2)),
+                       help="processes that read pictures, for each process that trains; 0: the main one does, best on two cores")
     group.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ...; auto: a GPU where there is one")
     group.add_argument("--amp", choices=["auto", "bf16", "fp16", "off"], default="auto",
                        help="mixed precision; auto: bf16 or fp16 on a GPU, off on a CPU")

@@ -6,6 +6,7 @@ the Softplus hierarchical loss on both of its embeddings.
     python train.py --data PATH --teacher FILE   # released AdaFace, CVLface or insightface weights
     python train.py --data PATH --init FILE      # fine-tune a student: ours, or the authors' ours_vit2cls.ckpt
     python train.py --resume runs/NAME/last.pt   # go on where a run stopped
+    torchrun --nproc_per_node=4 train.py ...     # a process a GPU: one batch, shared among them
 
 A run writes runs/NAME/: teacher.pt, last.pt (to resume), best.pt (to use), log.jsonl, results.json, gallery*.png.
 """
@@ -27,13 +28,13 @@ from data import (HeadDataset, IdentitySampler, Parser, augment, command_line, c
                   split_identities)
 from losses import alignment_loss, hierarchical_loss, reid_losses
 from model import DESIGNS, build, load_strictly, new_student, patch_grid, read_checkpoint, resize_pos_embed, save_checkpoint, to_unit
-from teacher import (SIZES, Progress, autocast, check_finite, check_numbers, choose_device, load_teacher, make_optimiser,
-                     network_options, pretrain, teacher_options, update, vit_sizes)
+from teacher import (SIZES, Progress, autocast, check_finite, check_numbers, choose_device, from_all, gather, highest, join_processes,
+                     load_teacher, make_optimiser, network_options, on_first, pretrain, rank_and_count, teacher_options, update, vit_sizes)
 
 
 # ---------------------------------------------------------------- settings
 
-MAY_CHANGE = ("epochs", "eval_every", "workers", "device", "amp", "teacher")  # on --resume; the rest is the run's own
+MAY_CHANGE = ("epochs", "eval_every", "workers", "device", "amp", "compile", "recompute", "teacher")  # on --resume; the rest is the run's own
 
 
 def parse(argv=None):
@@ -58,11 +59,13 @@ def parse(argv=None):
     group.add_argument("--epochs", type=int, default=16, help="times through the training pictures")
     group.add_argument("--teacher-epochs", type=int, default=9, help="the same for a teacher that is pre-trained first")
     group.add_argument("--steps", type=int, help="steps an epoch; none: as many as show every picture about once")
-    group.add_argument("--batch-size", type=int, default=128, help="pictures a step: identities x states x frames")
+    group.add_argument("--batch-size", type=int, default=128, help="pictures a step, of all processes: identities x states x frames")
     group.add_argument("--states", type=int, default=2, help="appearance states of an identity in a batch")
     group.add_argument("--frames", type=int, default=2, help="frames of a state in a batch")
     group.add_argument("--lr", type=float, help="highest learning rate, after the warm-up; none: 0.3 / dim, or 0.03 / dim with --init")
     group.add_argument("--weight-decay", type=float, default=0.05, help="AdamW's, on matrices only")
+    group.add_argument("--compile", action="store_true", help="let torch.compile make the blocks faster, where it can")
+    group.add_argument("--recompute", action="store_true", help="compute the blocks again for the gradients: less memory, a third more time")
     group = parser.add_argument_group("run")
     group.add_argument("--out", metavar="DIR", help="run folder; none: a new one, runs/<data>-<design>")
     group.add_argument("--resume", metavar="FILE",
@@ -80,7 +83,7 @@ def settings_of_run(parser, argv, path):
     """--resume: the settings stored in a last.pt, with those of MAY_CHANGE that the command line changes."""
     checkpoint = read_checkpoint(path)
     stored = checkpoint["settings"]
-    if not stored or not {"optimiser", "schedule", "scaler", "epoch", "step", "best", "random"} <= checkpoint.keys():
+    if not stored or not {"optimiser", "schedule", "scaler", "epoch", "step", "best", "random_states"} <= checkpoint.keys():
         raise ValueError(f"--resume goes on with a whole last.pt of this project; {path} may go with --init")
     stored = {**vars(parser.parse_args([])), **stored}  # an older version's file knows fewer settings
     parser.set_defaults(**stored)
@@ -113,6 +116,9 @@ def check(settings):
     if settings.batch_size < 2 * settings.states * settings.frames:
         raise ValueError(f"--batch-size must be at least --states x --frames x 2 = {2 * settings.states * settings.frames}, "
                          f"so that a batch holds two identities; got {settings.batch_size}")
+    people, processes = settings.batch_size // (settings.states * settings.frames), int(os.environ.get("WORLD_SIZE", 1))
+    if people < processes:
+        raise ValueError(f"--batch-size must give each of {processes} processes an identity; {settings.batch_size} holds {people}")
     if settings.states * settings.frames < 2:
         raise ValueError("--states x --frames must be at least 2: no anchor has a genuine pair otherwise")
     if settings.colour and settings.teacher is None and settings.init is None:
@@ -125,7 +131,7 @@ def check(settings):
 
 
 def open_run(settings):
-    """Make the run folder; a run that is there already is never overwritten."""
+    """Make the run folder; a run that is there already is never overwritten. -> its name."""
     if settings.out is None:
         data = "toy" if settings.data is None else os.path.basename(os.path.abspath(settings.data))
         name = os.path.join("runs", f"{data}-{settings.design}")
@@ -137,7 +143,7 @@ def open_run(settings):
         raise ValueError(f"{settings.out} holds a run already: {go_on}choose another --out")
     os.makedirs(settings.out, exist_ok=True)
     with tempfile.TemporaryFile(dir=settings.out):  # hear now, not after the first epoch, that it cannot be written to
-        pass
+        return settings.out
 
 
 # ---------------------------------------------------------------- what a run is made of
@@ -166,7 +172,7 @@ def prepare(settings, device, dtype, initial, teacher, sizes):
     """Settings and what read_start gave -> everything that a run needs: data, teacher's targets, student, batches,
     optimiser, schedule, scaler."""
     machine = dict(device=device, dtype=dtype, workers=settings.workers)
-    index = open_data(settings)
+    index = on_first(open_data, settings)
     held_out = split_identities(index.names)
     train_rows, test_rows = (np.flatnonzero(part[index.identity]) for part in (~held_out, held_out))
     print(f"split: {int((~held_out).sum())} training identities, {int(held_out.sum())} held out", flush=True)
@@ -178,15 +184,20 @@ def prepare(settings, device, dtype, initial, teacher, sizes):
         if initial and initial["trained"] != sorted(trained):
             raise ValueError(f"the classifiers of this run know other people than the {len(trained)} that {index.root} has to train on now")
     student = make_student(settings, sizes, teacher, initial).to(device)
+    student.recompute = settings.recompute
+    if settings.compile:
+        compile_blocks(student, device)
     aligned = settings.align_weight > 0 and settings.design != "transreid"
     if settings.design == "transreid":
         print("notice: transreid has losses of its own: the options of the alignment and of the hierarchical loss do not count, and "
               "a teacher only gives its trunk")
+    rank, processes = rank_and_count()
+    torch.manual_seed(settings.seed + rank) if rank else None  # other augmentation in each
     targets, has_target = teacher_targets(teacher if aligned else None, index, train_rows, student.embed_dim, machine)
 
     sampler = IdentitySampler(train_rows, index.identity[train_rows], index.state[train_rows],
                               P=settings.batch_size // (settings.states * settings.frames), S=settings.states, K=settings.frames,
-                              seed=settings.seed, steps=settings.steps)
+                              seed=settings.seed, steps=settings.steps, rank=rank, processes=processes)
     for line in sampler.notices:
         print(f"notice: {line}")
     lr = settings.lr or (0.3 if settings.init is None else 0.03) / student.dim
@@ -202,7 +213,8 @@ def prepare(settings, device, dtype, initial, teacher, sizes):
         trained=trained, teacher=teacher and teacher.cpu(),
         teacher_path=teacher_path, targets=targets, has_target=has_target,
         label=torch.from_numpy(np.cumsum(~held_out) - 1),  # of a training identity: its number among them
-        student=student, sampler=sampler, batches=loader(dataset, sampler, settings.workers),
+        student=student, network=student if processes == 1 else torch.nn.parallel.DistributedDataParallel(student),
+        sampler=sampler, batches=loader(dataset, sampler, settings.workers),
         optimiser=optimiser, schedule=schedule, scaler=scaler, epoch=0, step=0, best=None, thresholds=None, unreadable=set(),
         batch=0, sums={}, counted=0, stopped=0)  # of the epoch that it is in: steps done, summed losses; the signal that stops it
     keep_trained_out(run)
@@ -246,16 +258,21 @@ def prepare_teacher(settings, index, people, machine, teacher, sizes):
                          "or --align-weight 0")
     path = settings.teacher or os.path.abspath(os.path.join(settings.out, "teacher.pt"))
     if teacher is None:
-        if not (settings.resume and os.path.exists(path)):
-            print("teacher: none given, so one is pre-trained on the training identities' aligned faces", flush=True)
-            vit = {name: size for name, size in sizes.items() if name not in ("design", "classes")}
-            pretrain(index, people, path, vit=vit, epochs=settings.teacher_epochs, seed=settings.seed, **machine)
+        vit = {name: size for name, size in sizes.items() if name not in ("design", "classes")}
+        on_first(pretrain_once, settings, path, index=index, people=people, vit=vit, **machine)
         teacher = load_teacher(path)
     print(f"teacher: {teacher.description} ({path})", flush=True)
     seen = int(np.isin(index.names, teacher.trained)[~people].sum())
     if seen:
         print(f"notice: this teacher was trained on {seen} identities of the same name as held-out ones", flush=True)
     return teacher.to(machine["device"]), path
+
+
+def pretrain_once(settings, path, **how):
+    """Pre-train the run's own teacher, unless a resumed run has done so."""
+    if not (settings.resume and os.path.exists(path)):
+        print("teacher: none given, so one is pre-trained on the training identities' aligned faces", flush=True)
+        pretrain(path=path, epochs=settings.teacher_epochs, seed=settings.seed, **how)
 
 
 def teacher_targets(teacher, index, rows, E, machine):
@@ -303,6 +320,17 @@ def make_student(settings, sizes, teacher, initial):
     return student
 
 
+def compile_blocks(student, device):
+    """torch.compile for the blocks of the trunk; where it does not work, one line says so."""
+    try:
+        torch.compile(lambda x: x.sin() + 1)(torch.ones(8, device=device))  # it wants a compiler, which not every machine has
+    except Exception as error:  # whatever the compiler's tool chain raises
+        print(f"notice: --compile does not work here ({type(error).__name__}); the run goes on without", flush=True)
+        return
+    for block in student.blocks:
+        block.compile()
+
+
 def fit_positions(tensors, old, new):
     """Tensors of a trunk of sizes `old` -> the same for sizes `new`: another picture size is another grid of positions."""
     grids = [(patch_grid(**sizes),) * 2 for sizes in (old, new)]
@@ -319,14 +347,18 @@ def losses_of(run, batch):
     settings, device = run.settings, run.machine["device"]
     head, identity, state, z_t, has_target = (tensor.to(device, non_blocking=True) for tensor in (
         batch.head, batch.identity, batch.state, run.targets[batch.row], run.has_target[batch.row]))
-    heads, covered = cover_faces(augment(to_unit(head)), share=0.1)
+    if len(head):
+        heads, covered = cover_faces(augment(to_unit(head)), share=0.1)
+    else:  # not one of this process's pictures could be read, but the others wait for its rows
+        heads, covered = torch.zeros(0, 3, run.student.image_size, run.student.image_size, device=device), has_target
     with autocast(device, run.machine["dtype"]):
+        z_id, z_head = run.network(heads, gather)                              # (B, E) each, B of all processes from here on
+        identity, state, z_t, has_target = map(gather, (identity, state, z_t, has_target & ~covered))
         if settings.design == "transreid":
-            features = run.student.features(heads)                             # (B, 5, D)
-            return reid_losses(features, run.student.logits(features), run.label[batch.identity].to(device))
-        z_id, z_head = run.student(heads)                                      # (B, E) each
+            features = run.student.features_of(z_id)                           # (B, 5, D)
+            return reid_losses(features, run.student.logits(features), run.label.to(device)[identity])
     hierarchy = dict(m12=settings.margins[0], m23=settings.margins[1], t=settings.temperature, aggregate=settings.aggregate)
-    terms = {"align": alignment_loss(z_t, z_id, has_target & ~covered),
+    terms = {"align": alignment_loss(z_t, z_id, has_target),
              "id": hierarchical_loss(z_id, identity, state, **hierarchy),
              "head": hierarchical_loss(z_head, identity, state, **hierarchy)}
     total = settings.align_weight * terms["align"] + settings.hier_weight * (
@@ -339,26 +371,34 @@ def train_epoch(run):
     run.student.train()
     run.sampler.set_epoch(run.epoch, skip=run.batch)
     epochs = run.settings.epochs
-    progress = Progress(f"epoch {run.epoch + 1}/{epochs}, step", epochs * len(run.sampler), done=run.step)
-    for batch in run.batches:
+    progress, unreadable = Progress(f"epoch {run.epoch + 1}/{epochs}, step", epochs * len(run.sampler), done=run.step), set()
+    for batch in progress.watch(run.batches):
         run.step, run.batch = run.step + 1, run.batch + 1
-        for message in set(batch.unreadable) - run.unreadable:
-            print(f"warning: left out: {message}", flush=True)
-        run.unreadable |= set(batch.unreadable)
-        if not len(batch.row):
+        unreadable.update(batch.unreadable)
+        if not highest(len(batch.row), run.machine["device"]):
             continue
         terms = losses_of(run, batch)
         values = check_finite(terms, run.step, run.schedule.get_last_lr()[0])
         update(terms["total"], run.student, run.optimiser, run.schedule, run.scaler)
         run.sums, run.counted = {name: run.sums.get(name, 0) + value for name, value in values.items()}, run.counted + 1
-        progress.show(run.step, values, len(batch.row), force=run.step % len(run.sampler) == 0)
-        if run.stopped:
+        progress.show(run.step, values, len(batch.row) * run.sampler.processes, force=run.step % len(run.sampler) == 0)
+        if stopping(run):
             return None
+    for message in sorted(set().union(*from_all(unreadable)) - run.unreadable):
+        print(f"warning: left out: {message}", flush=True)
+        run.unreadable.add(message)
     if not run.counted:
         raise ValueError(f"not one picture of this epoch could be read in {run.index.root}")
-    means = {name: value / run.counted for name, value in run.sums.items()}
+    means = {name: value / run.counted for name, value in run.sums.items()} | {"data_seconds": round(progress.waited, 2)}
     run.epoch, run.batch, run.sums, run.counted = run.epoch + 1, 0, {}, 0
     return means
+
+
+def stopping(run):
+    """-> number of the signal that stops this process or another, so that all stop after the same step; 0: none does."""
+    if told := highest(run.stopped, run.machine["device"]):
+        run.stopped = told
+    return told
 
 
 @contextlib.contextmanager
@@ -368,7 +408,8 @@ def signals_stop(run):
         if run.stopped:
             raise KeyboardInterrupt
         run.stopped = number
-        os.write(2, b"\nstopping after this step, to be resumed; once more: at once\n")
+        if rank_and_count()[0] == 0:
+            os.write(2, b"\nstopping after this step, to be resumed; once more: at once\n")
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -384,18 +425,23 @@ def score(run):
     """The student on the held-out identities: {"identity_vr", "identity_auc", "head_vr", "head_auc"} of z_id, and the same
     with z_head_ before it; VR at the first FAR, None where there are no pairs. Empty where nobody is held out. Sets the
     thresholds of both embeddings too."""
-    index, student, far = run.index, run.student.eval(), run.settings.fars[0]
+    index, student = run.index, run.student.eval()
     z, kept, _ = evaluate.embed_rows(lambda heads: torch.stack(student(heads), dim=1), index, run.test_rows,  # (n, 2, E)
                                      size=student.image_size, what="held out", **run.machine)
-    run.thresholds = None
-    if not len(kept):
-        return {}
+    scores, run.thresholds = on_first(score_embeddings, run, z, kept) if len(kept) else ({}, None)
+    return scores
+
+
+def score_embeddings(run, z, kept):
+    """z_id and z_head (n, 2, E) of n rows -> what score returns, and the thresholds of both."""
+    index, far = run.index, run.settings.fars[0]
     people = len(np.unique(index.identity[kept]))
     scores = {which: evaluate.score_embeddings(z[:, place], index.identity[kept], index.state[kept], sorted({far, evaluate.FARS[0]}))
               for place, which in enumerate(("id", "head"))}
-    run.thresholds = {which: evaluate.calibrate(scores[which], evaluate.FARS[0], people, index.root) for which in scores}
-    return {f"{prefix}{task}_{what}": scores[which][task]["auc"] if what == "auc" else scores[which][task]["vr"][far]
+    thresholds = {which: evaluate.calibrate(scores[which], evaluate.FARS[0], people, index.root) for which in scores}
+    rates = {f"{prefix}{task}_{what}": scores[which][task]["auc"] if what == "auc" else scores[which][task]["vr"][far]
             for which, prefix in (("id", ""), ("head", "z_head_")) for task in evaluate.TASKS for what in ("vr", "auc")}
+    return rates, thresholds
 
 
 def evaluate_and_keep_best(run):
@@ -414,6 +460,12 @@ def evaluate_and_keep_best(run):
 
 def save(run, name):
     """Write runs/NAME/<name>: tensors and plain Python values only. last.pt also holds what --resume needs."""
+    random, device = {"cpu": torch.get_rng_state()}, run.machine["device"]
+    if device.type == "cuda":
+        random["cuda"] = torch.cuda.get_rng_state(device)
+    random = from_all(random)
+    if rank_and_count()[0]:
+        return
     settings = {key: value for key, value in vars(run.settings).items() if key not in ("resume", "out")}
     content = {
         "kind": "student", "model": run.student.state_dict(), "settings": settings, "trained": run.trained,
@@ -424,7 +476,7 @@ def save(run, name):
         content |= {
             "optimiser": run.optimiser.state_dict(), "schedule": run.schedule.state_dict(), "scaler": run.scaler.state_dict(),
             "step": run.step, "batch": run.batch, "sums": run.sums, "counted": run.counted,
-            "random": {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}}
+            "random_states": random}
     save_checkpoint(os.path.join(run.settings.out, name), content)
 
 
@@ -435,11 +487,15 @@ def resume(run):
         getattr(run, part).load_state_dict(checkpoint[part])
     for part in ("epoch", "step", "best", "batch", "sums", "counted"):
         setattr(run, part, checkpoint.get(part, getattr(run, part)))  # an older file was written between two epochs only
-    torch.set_rng_state(checkpoint["random"]["cpu"])
-    if run.machine["device"].type == "cuda" and checkpoint["random"]["cuda"]:
-        torch.cuda.set_rng_state_all(checkpoint["random"]["cuda"])
+    (rank, processes), states = rank_and_count(), checkpoint["random_states"]
+    if len(states) == processes:
+        torch.set_rng_state(states[rank]["cpu"])
+        if run.machine["device"].type == "cuda" and "cuda" in states[rank]:
+            torch.cuda.set_rng_state(states[rank]["cuda"], run.machine["device"])
+    else:
+        print(f"notice: {processes} processes go on where {len(states)} stopped: rightly, but with other augmentation")
     log = os.path.join(run.settings.out, "log.jsonl")
-    if os.path.exists(log):
+    if os.path.exists(log) and rank == 0:
         with open(log, encoding="utf-8") as file:
             lines = file.readlines()[:run.epoch]  # a line an epoch; what a killed run wrote later is done again
         with open(f"{log}.tmp", "w", encoding="utf-8") as file:
@@ -451,9 +507,9 @@ def resume(run):
 # ---------------------------------------------------------------- the run
 
 def train_epochs(run):
-    """All epochs that are left, until a signal stops it: train, evaluate, write a line of the log and last.pt."""
+    """All epochs that are left, until a signal stops it: train, evaluate, write a line of the log and last.pt. -> the signal, or 0."""
     settings = run.settings
-    while run.epoch < settings.epochs and not run.stopped:
+    while not (stopped := stopping(run)) and run.epoch < settings.epochs:
         started, run.thresholds = time.time(), None  # thresholds are those of an evaluated epoch
         line = {"epoch": run.epoch + 1, "lr": run.schedule.get_last_lr()[0]}
         means = train_epoch(run)
@@ -461,18 +517,26 @@ def train_epochs(run):
             line |= {**means, "seconds": round(time.time() - started, 2)}
             if run.epoch % settings.eval_every == 0 or run.epoch == settings.epochs:
                 line |= evaluate_and_keep_best(run)
-            with open(os.path.join(settings.out, "log.jsonl"), "a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            on_first(write_log, settings, json.dumps(line) + "\n")
         save(run, "last.pt")
+    return stopped
+
+
+def write_log(settings, line):
+    """Add a line to log.jsonl; an empty one makes the file."""
+    with open(os.path.join(settings.out, "log.jsonl"), "a" if line else "w", encoding="utf-8") as file:
+        file.write(line)
 
 
 def main(argv=None):
     settings = parse(argv)
     device, dtype = choose_device(settings.device, settings.amp)
+    device = join_processes(device)
+    rank, processes = rank_and_count()
     start = read_start(settings)
-    open_run(settings)
+    settings.out = on_first(open_run, settings)
     precision = str(dtype or torch.float32).removeprefix("torch.")
-    print(f"run folder: {settings.out}\ndevice: {device}, precision: {precision}", flush=True)
+    print(f"run folder: {settings.out}\ndevice: {device}, precision: {precision}" + f", {processes} processes" * (processes > 1), flush=True)
     run = prepare(settings, device, dtype, *start)
     if settings.resume:
         resume(run)
@@ -480,20 +544,20 @@ def main(argv=None):
             print(f"this run is finished; to train longer, on a schedule of that length, add --epochs {2 * settings.epochs}")
     else:
         print("settings: " + json.dumps(vars(settings)), flush=True)
-        open(os.path.join(settings.out, "log.jsonl"), "w").close()
+        on_first(write_log, settings, "")
         if settings.init is not None:
             evaluate_and_keep_best(run)  # the best student may be the one that it starts from
     with signals_stop(run):
-        train_epochs(run)
-    if run.stopped:
+        stopped = train_epochs(run)
+    if stopped:
         print(f"stopped after step {run.step}; go on with: python train.py --resume {os.path.join(settings.out, 'last.pt')}")
-        return 128 + run.stopped
+        return 128 + stopped
     if run.unreadable:
         print(f"warning: {len(run.unreadable)} unreadable pictures were left out of training")
-    best = os.path.join(settings.out, "best.pt")
+    best, place = os.path.join(settings.out, "best.pt"), None if rank else settings.out
     evaluate.report(evaluate.load_students({best: read_checkpoint(best)}), {"teacher": run.teacher} if run.teacher else {}, run.index,
-                    run.test_rows, fars=settings.fars, **run.machine, json_file=os.path.join(settings.out, "results.json"),
-                    sheet=os.path.join(settings.out, "gallery.png"))
+                    run.test_rows, fars=settings.fars, **run.machine, json_file=place and os.path.join(place, "results.json"),
+                    sheet=place and os.path.join(place, "gallery.png"))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import signal
 import shutil
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -15,8 +16,8 @@ import paper_table
 import released
 import train
 from conftest import paint, write_landmarks
-from data import HeadDataset, make_toy
-from model import to_unit
+from data import Batch, HeadDataset, IdentitySampler, make_toy
+from model import new_student, to_unit
 from test_data import FACE
 
 ROOT = os.path.join(os.path.dirname(__file__), "..")
@@ -68,7 +69,7 @@ def test_every_file_of_a_run_loads_safely_and_evaluates_to_the_printed_numbers(l
 
 def test_a_checkpoint_holds_the_thresholds_of_its_own_held_out_evaluation(learned, toy, capsys):
     best, last = (torch.load(os.path.join(learned, name), weights_only=True) for name in ("best.pt", "last.pt"))
-    assert last["thresholds"] is not None and set(last) - set(best) == {"optimiser", "schedule", "scaler", "step", "batch", "sums", "counted", "random"}
+    assert last["thresholds"] is not None and set(last) - set(best) == {"optimiser", "schedule", "scaler", "step", "batch", "sums", "counted", "random_states"}
     results = json.load(open(os.path.join(learned, "results.json"), encoding="utf-8"))
     for task in ("identity", "head"):
         assert best["thresholds"]["id"][task] == pytest.approx(results["table"][2][task]["threshold"]["0.001"], abs=1e-5)
@@ -117,7 +118,7 @@ def test_four_epochs_equal_two_and_two_resumed(learned, toy, tmp_path, monkeypat
     train.main(["--resume", str(tmp_path / "halves" / "last.pt")])
     straight, halves = (weights(tmp_path / name / "last.pt") for name in ("straight", "halves"))
     assert all(torch.allclose(straight[name].float(), halves[name].float(), atol=1e-6) for name in straight)
-    untimed = [[{**line, "seconds": 0} for line in log(tmp_path / name)] for name in ("straight", "halves")]
+    untimed = [[{**line, "seconds": 0, "data_seconds": 0} for line in log(tmp_path / name)] for name in ("straight", "halves")]
     assert untimed[0] == untimed[1]
 
 
@@ -139,7 +140,7 @@ def test_a_signal_ends_a_run_after_a_whole_step_and_the_resumed_run_equals_one_w
     train.main(["--resume", last])
     straight, stopped = (weights(tmp_path / name / "last.pt") for name in ("straight", "stopped"))
     assert all(torch.equal(straight[name], stopped[name]) for name in straight)
-    untimed = [[{**line, "seconds": 0} for line in log(tmp_path / name)] for name in ("straight", "stopped")]
+    untimed = [[{**line, "seconds": 0, "data_seconds": 0} for line in log(tmp_path / name)] for name in ("straight", "stopped")]
     assert untimed[0] == untimed[1]
 
 
@@ -490,3 +491,68 @@ def test_the_papers_table_trains_each_row_once_with_one_teacher_and_prints_means
                           (["--design=shared"], "--design is each row's own")):
         with pytest.raises(ValueError, match=message):
             paper_table.main([*other, *more])
+
+
+# ---------------------------------------------------------------- several processes
+
+SHARES = {"dual-cls": (6, 6), "shared": (8, 4), "transreid": (12, 0)}  # design: pictures of each of two processes
+
+
+def in_two_processes(rank, folder):
+    """What each of two processes does: its share of a batch of 12, of each design; saves the gradients."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    train.augment, train.cover_faces = lambda heads: heads, lambda heads, share: (heads, torch.zeros(len(heads), dtype=torch.bool))
+    for design, shares in SHARES.items():
+        first = sum(shares[:rank])
+        torch.save(gradients(design, torch.arange(first, first + shares[rank]), torch.nn.parallel.DistributedDataParallel), f"{folder}/{design}{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def gradients(design, row, parallel):
+    """Gradients by name, and the loss, of the pictures `row` of one batch of 12."""
+    torch.manual_seed(0)
+    sizes = dict(image_size=16, patch_size=8, dim=24, depth=2, heads=2)
+    student = new_student(design=design, **sizes, **({"classes": 3} if design == "transreid" else {"embed_dim": 8})).train()
+    targets, has_target, heads = torch.randn(12, 8), torch.rand(12) < 0.7, torch.randint(0, 256, (12, 3, 16, 16), dtype=torch.uint8)
+    head = heads[row] if len(row) else torch.zeros(0, 3, 0, 0, dtype=torch.uint8)
+    run = types.SimpleNamespace(settings=train.parse(["--design", design, "--head-weight", "0.7"]), student=student, network=parallel(student),
+                                machine=dict(device=torch.device("cpu"), dtype=None), targets=targets, has_target=has_target, label=torch.arange(3))
+    total = train.losses_of(run, Batch(row, head, None, None, row // 4, row // 2, []))["total"]
+    total.backward()
+    return {name: parameter.grad for name, parameter in student.named_parameters()}, total.item()
+
+
+def test_processes_that_share_a_batch_have_the_gradient_of_one_with_all_of_it(tmp_path, monkeypatch):
+    torch.multiprocessing.spawn(in_two_processes, (str(tmp_path),), nprocs=2)
+    monkeypatch.setattr(train, "augment", lambda heads: heads)
+    monkeypatch.setattr(train, "cover_faces", lambda heads, share: (heads, torch.zeros(len(heads), dtype=torch.bool)))
+    for design in SHARES:
+        whole, loss = gradients(design, torch.arange(12), lambda student: student)
+        assert loss > 0.1 and max(gradient.abs().max() for gradient in whole.values()) > 0.1
+        for rank in (0, 1):
+            part, part_loss = torch.load(tmp_path / f"{design}{rank}.pt")
+            assert part_loss == pytest.approx(loss, abs=1e-5)
+            torch.testing.assert_close(part, whole, rtol=1e-5, atol=1e-5)
+
+
+def test_ranks_take_disjoint_parts_of_one_order_of_batches():
+    rows, identity, state = np.arange(60), np.arange(60) // 6, np.arange(60) // 2
+    whole, *parts = (IdentitySampler(rows, identity, state, P=5, S=2, K=2, rank=rank, processes=count) for rank, count in ((0, 1), (0, 2), (1, 2)))
+    assert len({len(sampler) for sampler in (whole, *parts)}) == 1
+    for batch, first, second in zip(whole, *parts):
+        assert sorted(first + second) == sorted(batch) and (len(first), len(second)) == (12, 8)
+
+
+def test_a_run_of_two_processes_trains_and_only_the_first_prints_and_writes(learned, toy, tmp_path):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", *SCRIPT[1:]]
+    run = subprocess.run([*torchrun, "--data", toy, "--teacher", os.path.join(learned, "teacher.pt"), "--epochs", "2", "--steps", "4",
+                          "--out", str(tmp_path / "run"), *SMALL], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert ", 2 processes" in run.stdout and all(run.stdout.count(line) == 1 for line in ("student: dual-cls", "held out, epoch 2", "numbers: "))
+    assert [line["epoch"] for line in log(tmp_path / "run")] == [1, 2]
+    rows = [json.load(open(os.path.join(folder, "results.json"), encoding="utf-8"))["table"][1] for folder in (learned, tmp_path / "run")]
+    assert [row["pictures"] for row in rows] == [156, 156]
+    assert rows[1]["identity"]["auc"] == pytest.approx(rows[0]["identity"]["auc"], abs=1e-5)  # of the same teacher, embedded in shares
+    more = subprocess.run([*torchrun, "--resume", str(tmp_path / "run" / "last.pt"), "--epochs", "3"], capture_output=True, text=True)
+    assert more.returncode == 0 and "resumed: after epoch 2 of 3" in more.stdout and len(log(tmp_path / "run")) == 3
