@@ -133,11 +133,11 @@ class VisionTransformer(nn.Module):
         self.patch_embed = nn.Sequential(OrderedDict(proj=nn.Conv2d(3, dim, patch_size, stride=patch_stride or patch_size)))
         self.blocks = nn.ModuleList(Block(dim, heads, int(dim * mlp_ratio)) for _ in range(depth))
         self.norm = nn.LayerNorm(dim)
-        for module in self.blocks.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=0.02)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+        for name, parameter in self.blocks.named_parameters():
+            if parameter.dim() == 2:
+                nn.init.trunc_normal_(parameter, std=0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
         self.pos_embed = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, patch_grid(**self.sizes) ** 2, dim), std=0.02))
         if num_cls:
             self.cls_token = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, num_cls, dim), std=0.02))
@@ -146,11 +146,10 @@ class VisionTransformer(nn.Module):
         """Images -> tokens, as above. maps: a list that gets the attention maps of the `last` blocks."""
         if images.shape[1:] != (3, self.image_size, self.image_size):
             raise ValueError(f"pictures must be (B, 3, {self.image_size}, {self.image_size}); got {tuple(images.shape)}")
-        x = self.patch_embed(images).flatten(2).transpose(1, 2)         # (B, D, grid, grid) -> (B, N, D)
-        x = x + self.pos_embed
+        x = self.patch_embed(images).flatten(2).transpose(1, 2) + self.pos_embed    # (B, D, grid, grid) -> (B, N, D)
         if self.num_cls:
-            cls = self.cls_token.to(x.dtype).expand(len(x), -1, -1)     # (B, num_cls, D)
-            x = torch.cat([cls, x], dim=1)                              # (B, num_cls + N, D)
+            cls = self.cls_token.to(x.dtype).expand(len(x), -1, -1)                 # (B, num_cls, D)
+            x = torch.cat([cls, x], dim=1)                                          # (B, num_cls + N, D)
         for place, block in enumerate(self.blocks):
             x = block(x, maps if place >= len(self.blocks) - last else None)
         return self.norm(x)
@@ -257,8 +256,7 @@ class TransReID(Student):
         self.norm = nn.Identity()                                           # tokens() ends before the branches
         self.neck = BatchNorm(count * D)                                    # one batch norm a feature, side by side
         self.neck.register_parameter("bias", None)
-        self.classifier = nn.Parameter(torch.empty(count, classes, D))
-        nn.init.normal_(self.classifier, std=0.001)
+        self.classifier = nn.Parameter(nn.init.normal_(torch.empty(count, classes, D), std=0.001))
 
     def adopt(self, trunk):
         """Tensors of a VisionTransformer -> the same under the names here: both branches start as its last block and norm."""
@@ -363,11 +361,7 @@ def read_pickle(path):
 
 class Nothing:
     """Stands for every class and function in a file that is no tensor and no plain container; does nothing."""
-
-    def __init__(self, *_, **__):
-        pass
-
-    append = extend = add = update = __call__ = __setitem__ = __setstate__ = __init__
+    __init__ = __call__ = __setitem__ = __setstate__ = append = extend = add = update = lambda self, *_, **__: None
 
 
 class TensorsOnly:
