@@ -1,10 +1,8 @@
 """The student of Head Similarity (arXiv 2605.07766): a Vision Transformer with two CLS tokens.
 
-Reading order: how a picture becomes the network's input, the Vision Transformer, the two tokens with
-their projections (and the two ablation designs), the baseline TransReID, files of weights, and checkpoints.
-
-Parameter names are those of the released AdaFace-ViT (`blocks.0.attn.qkv.weight`, ...), so that its
-trunk fits; ReLU6, bias-free qkv and the epsilons follow it. This file imports none of the others.
+Reading order: how a picture becomes the network's input, the Vision Transformer, the two tokens with their projections
+(and the two ablation designs), the baseline TransReID, files of weights, checkpoints. Parameter names, ReLU6, bias-free
+qkv and the epsilons are those of the released AdaFace-ViT, so that its trunk fits. This file imports none of the others.
 
     model, preprocess = load_model("runs/toy-dual-cls/best.pt")  # or the authors' ours_vit2cls.ckpt
     a, b = (preprocess(Image.open(name)).unsqueeze(0) for name in ("a.jpg", "b.jpg"))  # (1, 3, S, S)
@@ -52,8 +50,7 @@ def upright_rgb(image):
 
 
 def square_pixels(image, size):
-    """PIL RGB picture -> (3, size, size) uint8 tensor; resized without keeping the aspect ratio,
-    as the authors' inference script does."""
+    """PIL RGB picture -> (3, size, size) uint8 tensor; the aspect ratio is not kept, as in the authors' inference script."""
     pixels = np.array(image.resize((size, size), Image.Resampling.BILINEAR))  # (S, S, 3)
     return torch.from_numpy(pixels).permute(2, 0, 1)                          # (3, S, S)
 
@@ -125,8 +122,7 @@ class VisionTransformer(nn.Module):
         if patch_stride is None and image_size % patch_size:
             raise ValueError(f"image_size must be a multiple of patch_size: {image_size} is not one of {patch_size}")
         if patch_stride is not None and not 1 <= patch_stride <= patch_size <= image_size:
-            raise ValueError(f"patch_stride must be 1 to patch_size, and patch_size at most image_size; "
-                             f"got {patch_stride}, {patch_size}, {image_size}")
+            raise ValueError(f"patch_stride must be 1 to patch_size, and patch_size at most image_size; got {self.sizes}")
         if dim % heads:
             raise ValueError(f"dim must be a multiple of heads: {dim} is not one of {heads}")
         self.image_size, self.dim, self.num_cls = image_size, dim, num_cls
@@ -241,8 +237,8 @@ class TransReID(Student):
 
     The last block and the norm of the trunk exist twice here: the global branch reads the CLS token over all patches, the
     local one, over a quarter of the shuffled patches, four times. Side information is left out: a head has no camera, and
-    the video would give the look away. For training each feature has a batch norm without bias and a classifier over the
-    `classes` training identities; losses.reid_losses is what they are trained with."""
+    the video would give the look away. For losses.reid_losses each feature has a batch norm without bias and a classifier
+    over the `classes` training identities."""
     design, PARTS = "transreid", 4
 
     def __init__(self, *, classes, **vit):
@@ -292,9 +288,8 @@ class TransReID(Student):
 def jigsaw(patches, m=5):
     """Patch tokens (B, N, D) -> (B, N, D), each run of them now from two places of the picture; N + 1 of them where N is odd.
 
-    They are rotated by m - 1 (as in the published code; the paper says m) and shuffled in two groups: written in two rows and
-    read column by column: 0 1 2 3 4 5, with m = 3, become 2 3 4 5 0 1 and then 2 5 3 0 4 1. An odd number is made even first by
-    the last but one, again as in the published code."""
+    As in the published code they are rotated by m - 1 (the paper says m), made even in number by the last but one, written in
+    two rows and read column by column: 0 1 2 3 4 5, with m = 3, become 2 3 4 5 0 1 and then 2 5 3 0 4 1."""
     x = patches.roll(1 - m, dims=1)
     if x.shape[1] % 2:
         x = torch.cat([x, x[:, -2:-1]], dim=1)
@@ -445,9 +440,9 @@ def load_strictly(network, tensors, path):
 
 def has_numbers(tensor, wanted):
     """Does a tensor of a file hold plain, finite numbers, and counters where the network wants counters?"""
-    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_floating_point() != wanted.is_floating_point():
-        return False
-    return tensor.numel() > 0 and all(end.isfinite() for end in torch.aminmax(tensor.to(wanted.dtype)))  # NaN shows in both ends
+    plain = tensor.layout == torch.strided and not tensor.is_meta and tensor.numel() > 0
+    return (plain and tensor.is_floating_point() == wanted.is_floating_point()
+            and all(end.isfinite() for end in torch.aminmax(tensor.to(wanted.dtype))))  # NaN shows in both ends
 
 
 # ---------------------------------------------------------------- checkpoints

@@ -1,8 +1,6 @@
-"""The frozen teacher: released face recognition weights, or an AdaFace-ViT pre-trained on the aligned faces of the
-training identities.
-
-Head Similarity (arXiv 2605.07766) distils from an AdaFace-ViT that saw aligned faces only. Reading order: the
-networks, released files, the parts of a training loop (train.py's too), pre-training.
+"""The frozen teacher that Head Similarity (arXiv 2605.07766) distils from: released face recognition weights, or an
+AdaFace-ViT pre-trained on the aligned faces of the training identities. Reading order: the networks, released files,
+the parts of a training loop (train.py's too), pre-training.
 
     python teacher.py --data PATH [--out teacher.pt] [--margin NAME] [--decorrelate uniform|hard]
 """
@@ -52,9 +50,8 @@ class Unit(nn.Module):
         self.res_layer = nn.Sequential(
             nn.BatchNorm2d(before), nn.Conv2d(before, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.PReLU(width),
             nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width))
-        self.shortcut_layer = nn.MaxPool2d(1, stride)
-        if convolve:
-            self.shortcut_layer = nn.Sequential(nn.Conv2d(before, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+        self.shortcut_layer = nn.MaxPool2d(1, stride) if not convolve else nn.Sequential(
+            nn.Conv2d(before, width, 1, stride, bias=False), nn.BatchNorm2d(width))
 
     def forward(self, x):
         return self.shortcut_layer(x) + self.res_layer(x)
