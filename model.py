@@ -144,8 +144,7 @@ class VisionTransformer(nn.Module):
             raise ValueError(f"pictures must be (B, 3, {self.image_size}, {self.image_size}); got {tuple(images.shape)}")
         x = self.patch_embed(images).flatten(2).transpose(1, 2) + self.pos_embed    # (B, D, grid, grid) -> (B, N, D)
         if self.num_cls:
-            cls = self.cls_token.to(x.dtype).expand(len(x), -1, -1)                 # (B, num_cls, D)
-            x = torch.cat([cls, x], dim=1)                                          # (B, num_cls + N, D)
+            x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1)        # (B, num_cls + N, D)
         for place, block in enumerate(self.blocks):
             x = block(x, maps if place >= len(self.blocks) - last else None)
         return self.norm(x)
