@@ -56,13 +56,14 @@ MAX_RESIDUAL = 10.0  # px in the 112x112 face; right points give 1 to 5, points 
 def load_picture(path, *, short_side=0, scale=0.0):
     """Picture file -> (PIL RGB upright, shrink).
 
-    A JPEG is decoded at 1/2, 1/4 or 1/8 of its size (Pillow's draft mode, much faster) where that leaves twice
-    what is needed: `short_side` pixels on the shorter side and `scale` of the original. Both 0: full size.
+    A JPEG is decoded at 1/2, 1/4 or 1/8 of its size (Pillow's draft mode, much faster) where that leaves what is needed:
+    `short_side` pixels on the shorter side and `scale` of the original. Both 0: full size. Of a face that is warped down this
+    is also the better picture, since the warp takes single pixels and a reduced one holds the mean of several.
     shrink <= 1 is what was done. Raises ValueError with the path where the file is no readable picture."""
     try:
         with Image.open(path) as image:
             full = max(image.size)
-            enough = 2 * max(short_side / min(image.size), scale)
+            enough = max(short_side / min(image.size), scale)
             if 0 < enough < 1:
                 image.draft(None, tuple(math.ceil(side * enough) for side in image.size))
             picture = upright_rgb(image)

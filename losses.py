@@ -44,19 +44,18 @@ def hierarchical_loss(z, identity, state, *, m12=0.1, m23=0.1, t=0.1, aggregate=
         z = F.normalize(z.float())
         s = z @ z.T                                                            # (B, B)
         same_person, same_look = identity[:, None] == identity, state[:, None] == state
-        itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
-        r1, r2, r3 = same_person & same_look & ~itself, same_person & ~same_look, ~same_person
+        r1, r2, r3 = (same_person & same_look).fill_diagonal_(False), same_person & ~same_look, ~same_person
         violation = lse_violation if aggregate == "lse" else mean_violation
         return sum(violation(s, pos, neg, m, t) for pos, neg, m in ((r1, r2, m12), (r2, r3, m23), (r1, r3, m12 + m23)))
 
 
 def lse_violation(s, pos, neg, m, t):
-    """s (B, B); pos, neg (B, B) bool -> scalar. The two log-sum-exps are soft maxima: the hardest pairs count most."""
+    """s (B, B); pos, neg (B, B) bool -> scalar. The two log-sum-exps are soft maxima: the hardest pairs count most. That of
+    an anchor without such pairs is about NOTHING, and the anchor's loss 0."""
     hardest_neg = (s / t).masked_fill(~neg, NOTHING).logsumexp(dim=1)          # (B,)
     hardest_pos = (-s / t).masked_fill(~pos, NOTHING).logsumexp(dim=1)
     both = pos.any(dim=1) & neg.any(dim=1)
-    loss = t * F.softplus(hardest_neg + hardest_pos + m / t)
-    return loss.masked_fill(~both, 0).sum() / both.sum().clamp(min=1)
+    return (t * F.softplus(hardest_neg + hardest_pos + m / t)).sum() / both.sum().clamp(min=1)
 
 
 def mean_violation(s, pos, neg, m, t):
@@ -86,24 +85,24 @@ def batch_hard_triplet(z, identity):
     softplus(d(hardest positive) - d(hardest negative)), d Euclidean; z (B, E), identity (B,). -> scalar; 0, still attached,
     where no anchor has both. The hardest positive is the farthest picture of the identity, the hardest negative the nearest of another."""
     same = identity[:, None] == identity
-    pos, neg = same & ~torch.eye(len(z), dtype=torch.bool, device=z.device), ~same
+    pos, neg = same.clone().fill_diagonal_(False), ~same
     d = torch.cdist(z, z, compute_mode="donot_use_mm_for_euclid_dist")         # (B, B); exact, and its gradient at distance 0 is 0
     farthest = d.masked_fill(~pos, NOTHING).amax(dim=1)                        # (B,)
     nearest = d.masked_fill(~neg, -NOTHING).amin(dim=1)
     both = pos.any(dim=1) & neg.any(dim=1)
-    gap = (farthest - nearest).masked_fill(~both, 0)                           # no infinite number enters the softplus
-    return F.softplus(gap).masked_fill(~both, 0).sum() / both.sum().clamp(min=1)
+    return F.softplus(farthest - nearest).sum() / both.sum().clamp(min=1)      # 0 where either is NOTHING
 
 
 class MarginHead(nn.Module):
     """Class centres of a face recogniser: (embeddings (B, E) not normalised, labels (B,)) -> logits (B, classes).
 
     All logits are s * cos(theta), theta the angle between embedding and centre; each head below makes the true
-    class's harder. `kernel` (E, classes) holds the centres."""
+    class's harder, with its published m and s unless told otherwise. `kernel` (E, classes) holds the centres."""
+    s, eps = 64.0, 1e-3
 
-    def __init__(self, embed_dim, classes, *, m, s=64.0):
+    def __init__(self, embed_dim, classes, *, m=None, s=None):
         super().__init__()
-        self.m, self.s, self.eps = m, s, 1e-3
+        self.m, self.s = self.m if m is None else m, self.s if s is None else s
         self.kernel = nn.Parameter(F.normalize(torch.randn(embed_dim, classes), dim=0))
 
     def forward(self, embeddings, labels):
@@ -121,9 +120,7 @@ class MarginHead(nn.Module):
 
 class ArcFace(MarginHead):
     """ArcFace (Deng et al., CVPR 2019): the true class's logit is s * cos(theta + m)."""
-
-    def __init__(self, embed_dim, classes, *, m=0.5, s=64.0):
-        super().__init__(embed_dim, classes, m=m, s=s)
+    m = 0.5
 
     def harder(self, cosine, embeddings):
         """Cosines (B, classes), embeddings (B, E) -> what the true class's cosine becomes, (B, classes); here and below."""
@@ -132,9 +129,7 @@ class ArcFace(MarginHead):
 
 class CosFace(MarginHead):
     """CosFace (Wang et al., CVPR 2018): the true class's logit is s * (cos(theta) - m)."""
-
-    def __init__(self, embed_dim, classes, *, m=0.4, s=64.0):
-        super().__init__(embed_dim, classes, m=m, s=s)
+    m = 0.4
 
     def harder(self, cosine, embeddings):
         return cosine - self.m
@@ -145,23 +140,20 @@ class AdaFace(MarginHead):
 
     With the norm standardised by running statistics, clipped to [-1, 1] and called n, the true class's logit is
     s * (cos(theta - m * n) - (m + m * n)). h scales n, t_alpha is the momentum of the statistics."""
+    m, h, t_alpha = 0.4, 0.333, 0.01
 
-    def __init__(self, embed_dim, classes, *, m=0.4, h=0.333, s=64.0, t_alpha=0.01):
-        super().__init__(embed_dim, classes, m=m, s=s)
-        self.h, self.t_alpha = h, t_alpha
+    def __init__(self, embed_dim, classes, **margins):
+        super().__init__(embed_dim, classes, **margins)
         self.register_buffer("norm_mean", torch.tensor(20.0))
         self.register_buffer("norm_std", torch.tensor(100.0))
 
     def harder(self, cosine, embeddings):
-        n = self.quality(embeddings.detach().norm(dim=1).clamp(0.001, 100))[:, None]      # (B, 1)
-        return self.shifted(cosine, -self.m * n) - (self.m + self.m * n)
-
-    def quality(self, norms):
-        """Norms (B,) -> standardised and clipped (B,); in training the running statistics move first."""
+        norms = embeddings.detach().norm(dim=1).clamp(0.001, 100)              # (B,)
         if self.training and len(norms) > 1:
             self.norm_mean.lerp_(norms.mean(), self.t_alpha)
             self.norm_std.lerp_(norms.std(), self.t_alpha)
-        return (self.h * (norms - self.norm_mean) / (self.norm_std + self.eps)).clamp(-1, 1)
+        n = (self.h * (norms - self.norm_mean) / (self.norm_std + self.eps)).clamp(-1, 1)[:, None]     # (B, 1)
+        return self.shifted(cosine, -self.m * n) - (self.m + self.m * n)
 
 
 class SphereFaceR(MarginHead):
@@ -169,9 +161,7 @@ class SphereFaceR(MarginHead):
     s * cos(min(m * theta, pi)); its gradient is that of s * cos(theta) ("characteristic gradient detachment").
 
     Of its two margins and three normalisations, the one that differs from ArcFace in the margin only: it multiplies the angle."""
-
-    def __init__(self, embed_dim, classes, *, m=1.5, s=30.0):
-        super().__init__(embed_dim, classes, m=m, s=s)
+    m, s = 1.5, 30.0
 
     def harder(self, cosine, embeddings):
         return cosine + ((self.m * cosine.detach().acos()).clamp(max=math.pi).cos() - cosine.detach())
@@ -186,7 +176,7 @@ def facenet_triplet(z, identity, *, m=0.2):
         z = F.normalize(z.float())
         d = 2 - 2 * z @ z.T                                                    # (B, B)
         same = identity[:, None] == identity
-        anchor, other = (same & ~torch.eye(len(z), dtype=torch.bool, device=z.device) & ~same.all(dim=1)).nonzero(as_tuple=True)
+        anchor, other = (same & ~same.all(dim=1)).fill_diagonal_(False).nonzero(as_tuple=True)  # (pairs,); same.all: no negative
         positive, negatives = d[anchor, other], d[anchor].masked_fill(same[anchor], NOTHING)   # (pairs,), (pairs, B)
         farther = negatives.masked_fill(negatives <= positive[:, None], -NOTHING).amin(dim=1)  # (pairs,)
         negative = torch.where(farther < -NOTHING, farther, negatives.amax(dim=1))

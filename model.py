@@ -1,10 +1,8 @@
 """The student of Head Similarity (arXiv 2605.07766): a Vision Transformer with two CLS tokens.
 
-Reading order: how a picture becomes the network's input, the Vision Transformer, the two tokens with
-their projections (and the two ablation designs), the baseline TransReID, files of weights, and checkpoints.
-
-Parameter names are those of the released AdaFace-ViT (`blocks.0.attn.qkv.weight`, ...), so that its
-trunk fits; ReLU6, bias-free qkv and the epsilons follow it. This file imports none of the others.
+Reading order: how a picture becomes the network's input, the Vision Transformer, the two tokens with their projections
+(and the two ablation designs), the baseline TransReID, files of weights, checkpoints. Parameter names, ReLU6, bias-free
+qkv and the epsilons are those of the released AdaFace-ViT, so that its trunk fits. This file imports none of the others.
 
     model, preprocess = load_model("runs/toy-dual-cls/best.pt")  # or the authors' ours_vit2cls.ckpt
     a, b = (preprocess(Image.open(name)).unsqueeze(0) for name in ("a.jpg", "b.jpg"))  # (1, 3, S, S)
@@ -12,7 +10,6 @@ trunk fits; ReLU6, bias-free qkv and the epsilons follow it. This file imports n
 """
 import copy
 import functools
-import io
 import json
 import math
 import os
@@ -26,9 +23,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from PIL import Image, ImageOps
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 DESIGNS = {"dual-cls": 2, "dual-head": 1, "shared": 1, "transreid": 1}  # design -> number of CLS tokens
 RELEASED_HEADS = {(12, 5): 8, (24, 3): 16}  # (depth, MLP ratio) of the released AdaFace-ViTs small and base -> attention heads
@@ -42,23 +39,21 @@ def upright_rgb(image):
     Raises ValueError for pixels without a fixed range (32-bit float or integer)."""
     if image.getexif().get(0x0112, 1) != 1:  # EXIF orientation; 1 = already upright
         image = ImageOps.exif_transpose(image)
-    if image.mode == "F":
-        raise ValueError("32-bit float pixels have no fixed range; save it with 8 or 16 bits")
-    if image.mode.startswith("I"):  # a plain convert("RGB") would clip all above 255 to white
+    if image.mode[0] in "IF":  # 16 and 32 bits: a plain convert("RGB") would clip all above 255 to white
         levels = np.asarray(image)
-        if levels.min() < 0 or levels.max() > 65535:
+        if image.mode == "F" or levels.min() < 0 or levels.max() > 65535:
             raise ValueError("32-bit pixels have no fixed range; save it with 8 or 16 bits")
         eight = image.mode == "I" and levels.max() < 256  # 32-bit pixels that hold 8-bit levels
         image = Image.fromarray((levels if eight else levels >> 8).astype(np.uint8))
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    return image.convert("RGB")
+    image.load()
+    return image if image.mode == "RGB" else image.convert("RGB")  # no copy where there is nothing to convert
 
 
 def square_pixels(image, size):
-    """PIL RGB picture -> (3, size, size) uint8 tensor; resized without keeping the aspect ratio,
-    as the authors' inference script does."""
+    """PIL RGB picture -> (3, size, size) uint8 tensor; the aspect ratio is not kept, as in the authors' inference script."""
     pixels = np.array(image.resize((size, size), Image.Resampling.BILINEAR))  # (S, S, 3)
     return torch.from_numpy(pixels).permute(2, 0, 1)                          # (3, S, S)
 
@@ -74,15 +69,6 @@ def preprocess_picture(image, size):
 
 
 # ---------------------------------------------------------------- the Vision Transformer
-
-class PatchEmbed(nn.Module):
-    def __init__(self, patch_size, patch_stride, dim):
-        super().__init__()
-        self.proj = nn.Conv2d(3, dim, patch_size, stride=patch_stride)
-
-    def forward(self, images):
-        return self.proj(images).flatten(2).transpose(1, 2)  # (B, D, grid, grid) -> (B, N, D)
-
 
 def patch_grid(*, image_size, patch_size, patch_stride=None, **_):
     """Sizes of a VisionTransformer -> patches along one side. They lie side by side, or, patch_stride pixels apart, overlap."""
@@ -109,16 +95,6 @@ class Attention(nn.Module):
         return self.proj(x.transpose(1, 2).reshape(B, T, D))
 
 
-class Mlp(nn.Module):
-    def __init__(self, dim, hidden):
-        super().__init__()
-        self.fc1 = nn.Linear(dim, hidden)
-        self.fc2 = nn.Linear(hidden, dim)
-
-    def forward(self, x):
-        return self.fc2(F.relu6(self.fc1(x)))
-
-
 class Block(nn.Module):
     """Pre-norm: x + attention(norm(x)), then x + mlp(norm(x))."""
 
@@ -127,7 +103,7 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(dim)
         self.attn = Attention(dim, heads)
         self.norm2 = nn.LayerNorm(dim)
-        self.mlp = Mlp(dim, hidden)
+        self.mlp = nn.Sequential(OrderedDict(fc1=nn.Linear(dim, hidden), act=nn.ReLU6(), fc2=nn.Linear(hidden, dim)))
 
     def forward(self, x, maps=None):
         x = x + self.attn(self.norm1(x), maps)
@@ -144,59 +120,44 @@ class VisionTransformer(nn.Module):
 
     def __init__(self, *, image_size=112, patch_size=8, patch_stride=None, dim=512, depth=24, heads=16, mlp_ratio=3.0, num_cls=0):
         super().__init__()
-        if min(image_size, patch_size, dim, depth, heads) < 1 or mlp_ratio <= 0 or num_cls < 0:
-            raise ValueError(f"sizes of a ViT must be positive: image_size {image_size}, patch_size {patch_size}, "
-                             f"dim {dim}, depth {depth}, heads {heads}, mlp_ratio {mlp_ratio}, num_cls {num_cls}")
+        self.sizes = dict(image_size=image_size, patch_size=patch_size, patch_stride=patch_stride, dim=dim, depth=depth, heads=heads,
+                          mlp_ratio=mlp_ratio)
+        if min(image_size, patch_size, dim, depth, heads, dim * mlp_ratio) < 1:
+            raise ValueError(f"sizes of a ViT must be positive; got {self.sizes}")
         if patch_stride is None and image_size % patch_size:
             raise ValueError(f"image_size must be a multiple of patch_size: {image_size} is not one of {patch_size}")
         if patch_stride is not None and not 1 <= patch_stride <= patch_size <= image_size:
-            raise ValueError(f"patch_stride must be 1 to patch_size, and patch_size at most image_size; "
-                             f"got {patch_stride}, {patch_size}, {image_size}")
+            raise ValueError(f"patch_stride must be 1 to patch_size, and patch_size at most image_size; got {self.sizes}")
         if dim % heads:
             raise ValueError(f"dim must be a multiple of heads: {dim} is not one of {heads}")
-        self.image_size, self.patch_size, self.dim, self.num_cls = image_size, patch_size, dim, num_cls
-        self.sizes = dict(image_size=image_size, patch_size=patch_size, patch_stride=patch_stride, dim=dim, depth=depth, heads=heads,
-                          mlp_ratio=mlp_ratio)
-        grid = patch_grid(**self.sizes)
-        self.patch_embed = PatchEmbed(patch_size, patch_stride or patch_size, dim)
-        self.pos_embed = nn.Parameter(torch.empty(1, grid * grid, dim))
-        if num_cls:
-            self.cls_token = nn.Parameter(torch.empty(1, num_cls, dim))
+        self.image_size, self.dim, self.num_cls = image_size, dim, num_cls
+        self.patch_embed = nn.Sequential(OrderedDict(proj=nn.Conv2d(3, dim, patch_size, stride=patch_stride or patch_size)))
         self.blocks = nn.ModuleList(Block(dim, heads, int(dim * mlp_ratio)) for _ in range(depth))
         self.norm = nn.LayerNorm(dim)
-        self.apply(init_linear)
-        nn.init.trunc_normal_(self.pos_embed, std=0.02)
+        for name, parameter in self.blocks.named_parameters():
+            if parameter.dim() == 2:
+                nn.init.trunc_normal_(parameter, std=0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+        self.pos_embed = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, patch_grid(**self.sizes) ** 2, dim), std=0.02))
         if num_cls:
-            nn.init.trunc_normal_(self.cls_token, std=0.02)
-
-    def hidden(self, images, maps=None, last=0):
-        """The tokens before the final norm, (B, num_cls + N, dim). maps: a list that gets the attention maps of the `last` blocks."""
-        if images.shape[1:] != (3, self.image_size, self.image_size):
-            raise ValueError(f"pictures must be (B, 3, {self.image_size}, {self.image_size}); got {tuple(images.shape)}")
-        x = self.patch_embed(images) + self.pos_embed                   # (B, N, D)
-        if self.num_cls:
-            cls = self.cls_token.to(x.dtype).expand(len(x), -1, -1)     # (B, num_cls, D)
-            x = torch.cat([cls, x], dim=1)                              # (B, num_cls + N, D)
-        for place, block in enumerate(self.blocks):
-            if self.recompute and self.training:
-                x = checkpoint(block, x, use_reentrant=False)
-            else:
-                x = block(x, maps if place >= len(self.blocks) - last else None)
-        return x
+            self.cls_token = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, num_cls, dim), std=0.02))
 
     def tokens(self, images, maps=None, last=0):
-        """The tokens after the final norm, (B, num_cls + N, dim); maps and last as above."""
-        return self.norm(self.hidden(images, maps, last))
+        """Images -> tokens, as above. maps: a list that gets the attention maps of the `last` blocks."""
+        if images.shape[1:] != (3, self.image_size, self.image_size):
+            raise ValueError(f"pictures must be (B, 3, {self.image_size}, {self.image_size}); got {tuple(images.shape)}")
+        x = self.patch_embed(images).flatten(2).transpose(1, 2) + self.pos_embed    # (B, D, grid, grid) -> (B, N, D)
+        if self.num_cls:
+            x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1)        # (B, num_cls + N, D)
+        for place, block in enumerate(self.blocks):
+            if self.recompute and self.training:
+                x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+            else:
+                x = block(x, maps if place >= len(self.blocks) - last else None)
+        return self.norm(x)
 
     forward = tokens
-
-
-def init_linear(module):
-    """For Module.apply: the usual start of a ViT's linear layers."""
-    if isinstance(module, nn.Linear):
-        nn.init.trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
 
 
 def resize_pos_embed(pos_embed, old_grid, new_grid):
@@ -287,8 +248,8 @@ class TransReID(Student):
 
     The last block and the norm of the trunk exist twice here: the global branch reads the CLS token over all patches, the
     local one, over a quarter of the shuffled patches, four times. Side information is left out: a head has no camera, and
-    the video would give the look away. For training each feature has a batch norm without bias and a classifier over the
-    `classes` training identities; losses.reid_losses is what they are trained with."""
+    the video would give the look away. For losses.reid_losses each feature has a batch norm without bias and a classifier
+    over the `classes` training identities."""
     design, PARTS = "transreid", 4
 
     def __init__(self, *, classes, **vit):
@@ -299,32 +260,23 @@ class TransReID(Student):
         self.embed_dim, self.model_args = count * D, dict(design="transreid", classes=classes, **self.sizes)
         self.global_branch = nn.Sequential(self.blocks.pop(-1), self.norm)
         self.local_branch = copy.deepcopy(self.global_branch)
-        del self.norm
+        self.norm = nn.Identity()                                           # tokens() ends before the branches
         self.neck = BatchNorm(count * D)                                    # one batch norm a feature, side by side
         self.neck.register_parameter("bias", None)
-        self.classifier = nn.Parameter(torch.empty(count, classes, D))
-        nn.init.normal_(self.classifier, std=0.001)
+        self.classifier = nn.Parameter(nn.init.normal_(torch.empty(count, classes, D), std=0.001))
 
     def adopt(self, trunk):
         """Tensors of a VisionTransformer -> the same under the names here: both branches start as its last block and norm."""
-        tensors = {}
-        for name, tensor in trunk.items():
-            for outer, inner in ((f"blocks.{len(self.blocks)}.", "0."), ("norm.", "1.")):  # places in the branches' nn.Sequential
-                if name.startswith(outer):
-                    names = [f"{branch}_branch.{inner}{name.removeprefix(outer)}" for branch in ("global", "local")]
-                    break
-            else:
-                names = [name]
-            tensors |= dict.fromkeys(names, tensor)
+        inner = {f"blocks.{len(self.blocks)}.": "0.", "norm.": "1."}        # -> places in the branches' nn.Sequential
+        tensors = {name: tensor for name, tensor in trunk.items() if not name.startswith(tuple(inner))}
+        for branch in ("global_branch.", "local_branch."):
+            for old, new in inner.items():
+                tensors |= {branch + new + name.removeprefix(old): trunk[name] for name in trunk if name.startswith(old)}
         return tensors
-
-    def tokens(self, images):
-        """The global branch's tokens after its norm, (B, 1 + N, dim)."""
-        return self.global_branch(self.hidden(images))
 
     def features(self, images):
         """Images (B, 3, S, S) -> (B, 5, D): the global feature, then the local ones."""
-        x = self.hidden(images)                                             # (B, 1 + N, D)
+        x = self.tokens(images)                                             # (B, 1 + N, D)
         cls, patches = x[:, :1], x[:, 1:]
         length = patches.shape[1] // self.PARTS                             # as published: up to 3 patches, or one repeated, are left out
         parts = jigsaw(patches)[:, :self.PARTS * length].unflatten(1, (self.PARTS, length))  # (B, 4, N // 4, D)
@@ -353,9 +305,8 @@ class TransReID(Student):
 def jigsaw(patches, m=5):
     """Patch tokens (B, N, D) -> (B, N, D), each run of them now from two places of the picture; N + 1 of them where N is odd.
 
-    They are rotated by m - 1 (as in the published code; the paper says m) and shuffled in two groups: written in two rows and
-    read column by column: 0 1 2 3 4 5, with m = 3, become 2 3 4 5 0 1 and then 2 5 3 0 4 1. An odd number is made even first by
-    the last but one, again as in the published code."""
+    As in the published code they are rotated by m - 1 (the paper says m), made even in number by the last but one, written in
+    two rows and read column by column: 0 1 2 3 4 5, with m = 3, become 2 3 4 5 0 1 and then 2 5 3 0 4 1."""
     x = patches.roll(1 - m, dims=1)
     if x.shape[1] % 2:
         x = torch.cat([x, x[:, -2:-1]], dim=1)
@@ -392,82 +343,49 @@ def read_safetensors(path):
     dtypes = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
               "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool}
     with open(path, "rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")), object_pairs_hook=unique)
+        header = file.read(int.from_bytes(file.read(8), "little"))
         numbers = np.fromfile(file, np.uint8)
-    header.pop("__metadata__", None)
+    entries = [(name, dict(entry)) for name, entry in json.loads(header, object_pairs_hook=list) if name != "__metadata__"]
     tensors, place = {}, 0
-    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+    for name, entry in sorted(entries, key=lambda item: item[1]["data_offsets"]):
         dtype, shape, (first, last) = dtypes[entry["dtype"]], entry["shape"], entry["data_offsets"]
-        whole = all(type(n) is int and n >= 0 for n in (first, last, *shape))
-        if not whole or first != place or last - first != math.prod(shape) * dtype.itemsize:
-            raise ValueError(f"{name} does not lie where it should")
-        tensors[name] = torch.frombuffer(numbers[first:last], dtype=dtype).view(shape) if last > first else torch.empty(shape, dtype=dtype)
+        if name in tensors or first != place or last - first != math.prod(shape) * dtype.itemsize:
+            raise ValueError(f"{name} stands twice, or does not lie where it should")
+        tensors[name] = torch.from_numpy(numbers[first:last]).view(dtype).view(shape)
         place = last
     if place != len(numbers):
         raise ValueError("the file ends elsewhere than its last tensor")
     return tensors
 
 
-def unique(pairs):
-    """Pairs of a JSON object -> dict; ValueError where a name stands twice."""
-    if len(dict(pairs)) < len(pairs):
-        raise ValueError("a name stands twice")
-    return dict(pairs)
-
-
 def read_pickle(path):
-    """torch's own safe reader, which refuses a file with any foreign class; then ours, which takes such classes out."""
-    try:
-        with warnings.catch_warnings(action="ignore"):  # about the kind of file; what matters is an error
+    """torch's own safe reader, which refuses a file with any foreign class; then TensorsOnly, which takes such classes out."""
+    with warnings.catch_warnings(action="ignore"):  # about the kind of file; what matters is an error
+        try:
             return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        if not zipfile.is_zipfile(path):
-            raise
-        with zipfile.ZipFile(path) as archive:
-            return TensorsOnly(archive).load()
+        except pickle.UnpicklingError:
+            if not zipfile.is_zipfile(path):
+                raise
+            return torch.load(path, map_location="cpu", weights_only=False, pickle_module=TensorsOnly)
 
 
 class Nothing:
     """Stands for every class and function in a file that is no tensor and no plain container; does nothing."""
-
-    def __init__(self, *_, **__):
-        pass
-
-    append = extend = add = update = __call__ = __setitem__ = __setstate__ = __init__
+    __init__ = __call__ = __setitem__ = __setstate__ = append = extend = add = update = lambda self, *_, **__: None
 
 
-class TensorsOnly(pickle.Unpickler):
-    """Unpickler for the zip files of torch.save: rebuilds tensors and plain containers, and puts Nothing in place of
-    all else, such as the callbacks in a Lightning file whose packages are not installed."""
-    storages = {"FloatStorage": torch.float32, "DoubleStorage": torch.float64, "HalfStorage": torch.float16,
-                "BFloat16Storage": torch.bfloat16, "LongStorage": torch.int64, "IntStorage": torch.int32, "BoolStorage": torch.bool}
+class TensorsOnly:
+    """Takes the place of the module pickle in torch.load: tensors and plain containers stay, and Nothing stands for all else,
+    such as the callbacks in a Lightning file whose packages are not installed."""
 
-    def __init__(self, archive):
-        self.archive, self.read = archive, {}
-        [pickled] = [name for name in archive.namelist() if name.endswith("/data.pkl")]
-        self.folder = pickled.removesuffix("data.pkl")
-        super().__init__(io.BytesIO(archive.read(pickled)))
+    class Unpickler(pickle.Unpickler):
+        known = ("collections.OrderedDict", "torch.storage.UntypedStorage", "torch._utils._rebuild_tensor_v2",
+                 "torch._utils._rebuild_parameter")
 
-    def find_class(self, module, name):
-        if module == "torch" and name in self.storages:
-            return self.storages[name]
-        known = {"collections.OrderedDict": OrderedDict, "torch._utils._rebuild_tensor_v2": self.tensor,
-                 "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
-                 "builtins.getattr": lambda *_: Nothing, "__builtin__.getattr": lambda *_: Nothing}  # a class within a class
-        return known.get(f"{module}.{name}", Nothing)
-
-    def persistent_load(self, storage):
-        """("storage", dtype, key, device, count) -> its numbers as a flat tensor."""
-        _, dtype, key, *_ = storage
-        if key not in self.read and isinstance(dtype, torch.dtype):
-            numbers = bytearray(self.archive.read(f"{self.folder}data/{key}"))
-            self.read[key] = torch.frombuffer(numbers, dtype=dtype) if numbers else torch.empty(0, dtype=dtype)
-        return self.read.get(key)
-
-    def tensor(self, flat, start, size, stride, _requires_grad, _hooks, metadata=None):
-        if flat is None or metadata:  # a kind of number that no weight has, or one that is lazily negated
-            return Nothing()
-        return flat.as_strided(size, stride, start)
+        def find_class(self, module, name):
+            if name == "getattr":  # a class within a class
+                return lambda *_: Nothing
+            return super().find_class(module, name) if f"{module}.{name}" in self.known else Nothing
 
 
 def are_named_tensors(content):
@@ -481,19 +399,21 @@ def released_tensors(content, path):
     Dropped by name: head.*, the training head's class centres, and mask_token, which only training uses."""
     tensors = content.get("state_dict", content) if isinstance(content, dict) else {}
     if not tensors or not are_named_tensors(tensors):
-        found = f"its entries are {', '.join(map(str, list(content)[:3]))}" if isinstance(content, dict) else type(content).__name__
+        found = list(content)[:3] if isinstance(content, dict) else type(content).__name__
         raise ValueError(f"{path}: expected named tensors, bare or under state_dict; found {found}")
-    prefix, dropped, kept = "", [], dict(tensors)
-    while part := next((p for p in ("module.", "model.", "net.") if any(name.startswith(p) for name in kept)), None):
-        strange = [name for name in kept if not name.startswith((part, "head."))]
-        if strange:
-            raise ValueError(f"{path}: {len(strange)} tensors lack the prefix {part} of the others (first: {strange[0]}): "
-                             "parts of two networks?")
-        dropped += [name for name in kept if not name.startswith(part)]
-        kept, prefix = {name.removeprefix(part): kept[name] for name in kept if name.startswith(part)}, prefix + part
-    outer = prefix in ("", "module.")  # within the network itself, head.* would be a part of it
-    dropped += [name for name in kept if (outer and name.startswith("head.")) or name == "mask_token"]
-    kept = {name: tensor for name, tensor in kept.items() if name not in dropped}
+    kept, dropped, prefixes = {}, [], {}
+    for name, tensor in tensors.items():
+        prefix = re.match(r"((module|model|net)\.)*", name)[0]
+        inner = name.removeprefix(prefix)
+        if inner == "mask_token" or (inner.startswith("head.") and prefix in ("", "module.")):  # elsewhere head.* is a part of the network
+            dropped.append(inner)
+        else:
+            kept[inner], prefixes[name] = tensor, prefix
+    prefix = max(prefixes.values(), default="", key=len)
+    strange = [name for name in prefixes if prefixes[name] != prefix]
+    if strange:
+        raise ValueError(f"{path}: {len(strange)} tensors lack the prefix {prefix} of the others (first: {strange[0]}): "
+                         "parts of two networks?")
     if len(kept) < 5 and all(tensor.dim() < 2 or re.search(r"(kernel|weight)\w*$", name) for name, tensor in kept.items()):
         raise ValueError(f"{path}: holds a training head (class centres), not the network; give the backbone's file")
     return kept, prefix, dropped
@@ -518,27 +438,26 @@ def load_strictly(network, tensors, path):
     """Load all tensors or none; ValueError names the first that are missing, unknown or of another shape, and a likely
     cause. A network made on the meta device takes the tensors themselves, without a second copy in memory."""
     own = network.state_dict()
-    missing, unknown = [name for name in own if name not in tensors], [name for name in tensors if name not in own]
-    both = [(name, tensors[name], own[name]) for name in own if name in tensors]
-    shape = [f"{name} {tuple(tensor.shape)}, not {tuple(wanted.shape)}" for name, tensor, wanted in both if tensor.shape != wanted.shape]
-    numbers = [name for name, tensor, wanted in both if not has_numbers(tensor, wanted)]
-    if missing or unknown or shape or numbers:
-        found = {"missing": missing, "unknown": unknown, "of another shape": shape, "without finite numbers of the right kind": numbers}
-        found = "; ".join(f"{len(names)} {what} ({', '.join(names[:3])})" for what, names in found.items() if names)
-        cause = ("another architecture or input size" if shape else "another network, or a variant of this one" if unknown else
-                 "only a part of the network, or a cut file" if missing else "a damaged file, or a training that failed")
-        raise ValueError(f"{path}: its tensors do not fit the network that it describes: {found}. Likely: {cause}")
+    both = [name for name in own if name in tensors]
+    wrong = [("without finite numbers of the right kind", [name for name in both if not has_numbers(tensors[name], own[name])],
+              "a damaged file, or a training that failed"),
+             ("missing", [name for name in own if name not in tensors], "only a part of the network, or a cut file"),
+             ("unknown", [name for name in tensors if name not in own], "another network, or a variant of this one"),
+             ("of another shape", [f"{name} {tuple(tensors[name].shape)}, not {tuple(own[name].shape)}" for name in both
+                                   if tensors[name].shape != own[name].shape], "another architecture or input size")]
+    found = [f"{len(names)} {what} ({', '.join(names[:3])})" for what, names, _ in wrong if names]
+    if found:
+        cause = [cause for _, names, cause in wrong if names][-1]
+        raise ValueError(f"{path}: its tensors do not fit the network that it describes: {'; '.join(found)}. Likely: {cause}")
     tensors = {name: tensor.to(own[name].dtype) for name, tensor in tensors.items()}
     network.load_state_dict(tensors, assign=any(tensor.is_meta for tensor in own.values()))
 
 
 def has_numbers(tensor, wanted):
     """Does a tensor of a file hold plain, finite numbers, and counters where the network wants counters?"""
-    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_complex():
-        return False
-    if tensor.is_floating_point() != wanted.is_floating_point() or not tensor.numel():
-        return False
-    return all(bool(end.isfinite()) for end in torch.aminmax(tensor.to(wanted.dtype)))  # NaN shows in both ends
+    plain = tensor.layout == torch.strided and not tensor.is_meta and tensor.numel() > 0
+    return (plain and tensor.is_floating_point() == wanted.is_floating_point()
+            and all(end.isfinite() for end in torch.aminmax(tensor.to(wanted.dtype))))  # NaN shows in both ends
 
 
 # ---------------------------------------------------------------- checkpoints
@@ -556,8 +475,7 @@ def own_checkpoint(content, kind, path):
     if not isinstance(content, dict) or "kind" not in content:
         return None
     whole = isinstance(content.get("model_args"), dict) and isinstance(content.get("trained"), list)
-    whole = whole and are_named_tensors(content.get("model"))
-    if content["kind"] != kind or not whole:
+    if content["kind"] != kind or not whole or not are_named_tensors(content.get("model")):
         raise ValueError(f"{path}: expected a whole {kind} checkpoint of this project, found {content['kind']!r} with "
                          f"{', '.join(map(str, content))}")
     return content
@@ -571,8 +489,8 @@ def read_checkpoint(path):
     content = read_weights(path)
     if own := own_checkpoint(content, "student", path):
         own = {"teacher": None, "settings": None, **own}
-        needed = {"data", "faces", "segment_frames", "segment_gap", "teacher", "colour"}
-        if own["settings"] is not None and not (isinstance(own["settings"], dict) and needed <= own["settings"].keys() and "root" in own):
+        settings, needed = own["settings"], {"data", "faces", "segment_frames", "segment_gap", "teacher", "colour"}
+        if settings is not None and not (isinstance(settings, dict) and needed <= settings.keys() and "root" in own):
             raise ValueError(f"{path}: damaged: the settings of its run are not whole")
         return own
     tensors, _, dropped = released_tensors(content, path)
@@ -580,14 +498,12 @@ def read_checkpoint(path):
         raise ValueError(f"{path}: not a student: neither a checkpoint of this project nor the authors' ours_vit2cls.ckpt "
                          f"(first tensors: {', '.join(list(tensors)[:3])})")
     student = {name: tensor for name, tensor in tensors.items() if not name.startswith("feature.")}
-    dropped += [name for name in tensors if name not in student]
-    last = student.get("feature_cls.2.weight")
-    embed_dim = len(last) if last is not None and last.dim() == 2 else None
+    dropped += tensors.keys() - student.keys()
     kinds = ", ".join(sorted({name.split(".")[0] + ".*" for name in dropped}))
     print(f"{path}: the authors' network, all {len(student)} tensors; {len(dropped)} that a student does not use are left out ({kinds})",
           flush=True)
     return {"kind": "student", "model": student, "trained": [], "teacher": None, "settings": None,
-            "model_args": {"design": "dual-cls", "embed_dim": embed_dim, **released_vit(student, path)}}
+            "model_args": {"design": "dual-cls", "embed_dim": 512, **released_vit(student, path)}}
 
 
 def build(network, checkpoint, path):

@@ -1,8 +1,6 @@
-"""The frozen teacher: released face recognition weights, or an AdaFace-ViT pre-trained on the aligned faces of the
-training identities.
-
-Head Similarity (arXiv 2605.07766) distils from an AdaFace-ViT that saw aligned faces only. Reading order: the
-networks, released files, the parts of a training loop (train.py's too), pre-training.
+"""The frozen teacher that Head Similarity (arXiv 2605.07766) distils from: released face recognition weights, or an
+AdaFace-ViT pre-trained on the aligned faces of the training identities. Reading order: the networks, released files,
+the parts of a training loop (train.py's too), pre-training.
 
     python teacher.py --data PATH [--out teacher.pt] [--margin NAME] [--decorrelate uniform|hard]
 """
@@ -54,9 +52,8 @@ class Unit(nn.Module):
         self.res_layer = nn.Sequential(
             nn.BatchNorm2d(before), nn.Conv2d(before, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.PReLU(width),
             nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width))
-        self.shortcut_layer = nn.MaxPool2d(1, stride)
-        if convolve:
-            self.shortcut_layer = nn.Sequential(nn.Conv2d(before, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+        self.shortcut_layer = nn.MaxPool2d(1, stride) if not convolve else nn.Sequential(
+            nn.Conv2d(before, width, 1, stride, bias=False), nn.BatchNorm2d(width))
 
     def forward(self, x):
         return self.shortcut_layer(x) + self.res_layer(x)
@@ -72,13 +69,11 @@ class IR(nn.Module):
     def __init__(self, *, units, insightface=False):
         super().__init__()
         self.input_layer = nn.Sequential(nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.PReLU(64))
-        body, before = [], 64
-        for width, count in zip((64, 128, 256, 512), units):
-            for i in range(count):
-                convolve = before != width or (insightface and not body)
-                body.append(Unit(before, width, stride=1 if i else 2, convolve=convolve))
-                before = width
-        self.body = nn.Sequential(*body)
+        self.body, before = nn.Sequential(), 64
+        for width, count in zip((64, 128, 256, 512), units):  # the first unit of a stage halves the picture
+            self.body.append(Unit(before, width, stride=2, convolve=insightface or before != width))
+            self.body.extend(Unit(width, width, stride=1, convolve=False) for _ in range(count - 1))
+            before = width
         self.output_layer = nn.Sequential(nn.BatchNorm2d(512), nn.Dropout(0.4), nn.Flatten(), nn.Linear(512 * 7 * 7, 512),
                                           nn.BatchNorm1d(512, affine=insightface))
 
@@ -93,47 +88,43 @@ REFUSED = {"keypoint_linear": "a keypoint-relative (KP-RPE) network", "rpe_": "a
            "mobilenet.": "a Part-fViT network", "relative_position": "a Swin network", "cpb_mlp": "a Swin network"}
 INSIGHTFACE = {"conv1": "input_layer.0", "bn1": "input_layer.1", "prelu": "input_layer.2",  # insightface's names -> those here
                "bn2": "output_layer.0", "fc": "output_layer.3", "features": "output_layer.4"}
-INSIGHTFACE_UNIT = {"bn1": "res_layer.0", "conv1": "res_layer.1", "bn2": "res_layer.2", "prelu": "res_layer.3",
-                    "conv2": "res_layer.4", "bn3": "res_layer.5", "downsample": "shortcut_layer"}
+INSIGHTFACE_UNIT = {"bn1": "res_layer.0", "conv1": "res_layer.1", "bn2": "res_layer.2", "prelu": "res_layer.3", "conv2": "res_layer.4",
+                    "bn3": "res_layer.5", "downsample.0": "shortcut_layer.0", "downsample.1": "shortcut_layer.1"}
 
 
 def load_teacher(path, colour=None):
     """Weights of a face recogniser -> frozen network in eval mode on the CPU: RGB faces (B, 3, S, S) float in [-1, 1]
-    -> (B, E), not normalised.
+    -> (B, E), not normalised. ValueError, in one line, for any other file, and for the first tensor that does not fit.
 
-    The file may be our own teacher.pt, official AdaFace (IR), CVLface (IR, ViT small and base) or insightface (iresnet);
-    its content says which. colour: the order of the channels it was trained with, "RGB" or "BGR"; None: that of the
-    family. A wrong order never fails, it only makes a teacher worse; so it is in the `description`, with family and
-    size. `trained` are the names of the identities it was trained on, none for released weights.
-    Raises ValueError, in one line, for any other file, and for the first tensor that does not fit."""
+    The file's content says which it is: our own teacher.pt, official AdaFace (IR), CVLface (IR, ViT small and base) or
+    insightface (iresnet). colour: the order of the channels it was trained with, "RGB" or "BGR"; None: that of the family. A
+    wrong order never fails, it only makes a teacher worse; so it is in the `description`. `trained` names the identities it knows."""
     if colour not in (None, "RGB", "BGR"):
         raise ValueError(f"--colour must be RGB or BGR; got {colour!r}")
-    content = read_weights(path)
-    if own := own_checkpoint(content, "teacher", path):
-        family, order, checkpoint, network = "own ViT", "RGB", own, AdaFaceViT
-    else:
-        tensors, prefix, _ = released_tensors(content, path)
-        family, order, checkpoint, network = recognise(tensors, prefix, path)
+    family, usual, network, checkpoint = recognise(read_weights(path), path)
     teacher = build(network, checkpoint, path).requires_grad_(False)
-    if not order and not colour:
+    order = colour or usual
+    if order is None:
         raise ValueError(f"{path}: {family} without the prefix that tells AdaFace's files (BGR) from CVLface's (RGB); "
                          "say which it was trained with: --colour BGR or --colour RGB")
-    if (colour or order) == "BGR":  # the first convolution, turned round, takes RGB like all others
+    if order == "BGR":  # the first convolution, turned round, takes RGB like all others
         first = next(module for module in teacher.modules() if isinstance(module, nn.Conv2d))
         first.weight.data = first.weight.data.flip(1)
-    teacher.trained, centres = checkpoint.get("trained", []), checkpoint.get("centres")
-    whole = torch.is_tensor(centres) and centres.shape == (teacher.embed_dim, len(teacher.trained))
-    teacher.centres = centres if whole else None  # of its margin head, (E, identities), for pretrain's init
-    numbers, side = sum(parameter.numel() for parameter in teacher.parameters()), teacher.image_size
-    teacher.description = f"{family}, {numbers / 1e6:.1f} M parameters, {colour or order} {side}x{side}"
-    if colour and order and colour != order:
-        teacher.description += f" (--colour; {order} is usual for this family)"
+    teacher.trained = checkpoint.get("trained", [])
+    teacher.centres = checkpoint.get("centres")  # of its margin head, (E, identities), for pretrain's init
+    millions, side = sum(parameter.numel() for parameter in teacher.parameters()) / 1e6, teacher.image_size
+    teacher.description = f"{family}, {millions:.1f} M parameters, {order} {side}x{side}"
+    if usual and order != usual:
+        teacher.description += f" (--colour; {usual} is usual for this family)"
     return teacher
 
 
-def recognise(tensors, prefix, path):
-    """Released tensors and the prefix their names had -> (family and architecture, colour order or None where nothing
-    tells it, checkpoint for `build`, class of the network)."""
+def recognise(content, path):
+    """What a file holds -> (family and architecture, colour order or None where nothing tells it, class of the network,
+    checkpoint for `build`)."""
+    if own := own_checkpoint(content, "teacher", path):
+        return "own ViT", "RGB", AdaFaceViT, own
+    tensors, prefix, _ = released_tensors(content, path)
     for mark, what in REFUSED.items():
         if any(mark in name for name in tensors):
             raise ValueError(f"{path}: {what}, which needs more than this project has; take a plain ViT or an IR network")
@@ -141,35 +132,32 @@ def recognise(tensors, prefix, path):
         raise ValueError(f"{path}: a student, not a teacher; it goes with --init, or evaluate.py --ckpt")
     if "patch_embed.proj.weight" in tensors or "pos_embed" in tensors:
         sizes = released_vit(tensors, path)
-        name = f"CVLface ViT-{'small' if sizes['depth'] == 12 else 'base'}"
-        if sizes["dim"] != 512:
-            name = f"a ViT of dim {sizes['dim']}, taken to have {sizes['heads']} heads"
-        return name, "RGB", {"model": tensors, "model_args": {**sizes, "embed_dim": 512}}, AdaFaceViT
+        size, dim, heads = "small" if sizes["depth"] == 12 else "base", sizes["dim"], sizes["heads"]
+        family = f"CVLface ViT-{size}" if dim == 512 else f"a ViT of dim {dim}, taken to have {heads} heads"
+        return family, "RGB", AdaFaceViT, {"model": tensors, "model_args": {**sizes, "embed_dim": 512}}
     insightface = any(name.startswith("layer1.") for name in tensors)
     count = len({tuple(name.split(".")[:2]) for name in tensors if name.startswith(("layer", "body."))})
     if count not in UNITS:
         raise ValueError(f"{path}: no teacher that this project knows (AdaFace or CVLface IR, CVLface ViT, insightface iresnet, its "
                          f"own teacher.pt); first tensors: {', '.join(list(tensors)[:3])}")
-    args, depth = {"units": UNITS[count], "insightface": insightface}, 2 * count + 2
+    depth, args = 2 * count + 2, {"units": UNITS[count], "insightface": insightface}
     if insightface:
-        return f"insightface iresnet-{depth}", "RGB", {"model": rename_insightface(tensors, UNITS[count], path), "model_args": args}, IR
+        return f"insightface iresnet-{depth}", "RGB", IR, {"model": rename_insightface(tensors, UNITS[count], path), "model_args": args}
     family, order = ("CVLface", "RGB") if "net." in prefix else ("AdaFace", "BGR") if "model." in prefix else ("a bare", None)
-    return f"{family} IR-{101 if depth == 100 else depth}", order, {"model": tensors, "model_args": args}, IR
+    return f"{family} IR-{101 if depth == 100 else depth}", order, IR, {"model": tensors, "model_args": args}
 
 
 def rename_insightface(tensors, units, path):
     """Tensors of an insightface iresnet under the names that IR gives them; ValueError for a name that it does not know."""
+    parts = dict(INSIGHTFACE)
+    for place, unit in enumerate(f"layer{stage}.{i}" for stage, count in enumerate(units, start=1) for i in range(count)):
+        parts |= {f"{unit}.{part}": f"body.{place}.{own}" for part, own in INSIGHTFACE_UNIT.items()}
     renamed = {}
     for name, tensor in tensors.items():
-        part, _, rest = name.partition(".")
-        if match := re.fullmatch(r"layer([1-4])\.(\d+)\.(\w+)\.(.+)", name):
-            stage, i, part, rest = match.groups()
-            new = INSIGHTFACE_UNIT.get(part) and f"body.{sum(units[:int(stage) - 1]) + int(i)}.{INSIGHTFACE_UNIT[part]}"
-        else:
-            new = INSIGHTFACE.get(part)
-        if new is None:
+        part, _, rest = name.rpartition(".")
+        if part not in parts:
             raise ValueError(f"{path}: {name} is no tensor of an insightface iresnet; a variant, or another network")
-        renamed[f"{new}.{rest}"] = tensor
+        renamed[f"{parts[part]}.{rest}"] = tensor
     return renamed
 
 
