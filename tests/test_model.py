@@ -314,3 +314,14 @@ def test_attention_maps_are_kept_on_request_only_of_the_last_blocks_and_change_n
     assert [tuple(part.shape) for part in maps] == [(2, 2, 5, 5)] * 2 and torch.allclose(torch.stack(maps).sum(dim=-1), torch.ones(2, 2, 2, 5))
     assert torch.allclose(tokens, vit.tokens(images), atol=1e-6)
     assert torch.equal(vit(images), vit.tokens(images)) and len(maps) == 2
+
+
+def test_blocks_computed_again_give_the_same_tokens_and_gradients():
+    torch.manual_seed(0)
+    network, images, found = VisionTransformer(image_size=16, patch_size=8, dim=16, depth=2, heads=2, num_cls=2).train(), torch.rand(3, 3, 16, 16), []
+    for network.recompute in (False, True):
+        network.zero_grad()
+        tokens = network(images)
+        tokens.square().sum().backward()
+        found.append([tokens.detach(), *(parameter.grad for parameter in network.parameters())])
+    assert all(torch.equal(kept, again) for kept, again in zip(*found))

@@ -54,6 +54,7 @@ def test_a_run_learns_head_similarity_of_people_it_never_saw(learned):
 def test_a_run_logs_a_line_an_epoch_and_its_losses_fall(learned):
     lines = log(learned)
     assert [line["epoch"] for line in lines] == list(range(1, 17))
+    assert all(0 <= line["data_seconds"] <= line["seconds"] for line in lines)
     assert lines[-1]["total"] < 0.8 * lines[0]["total"] and [("head_vr" in line) for line in lines].count(True) == 2
     assert os.path.getsize(os.path.join(learned, "gallery.png")) > 1000
 
@@ -493,6 +494,15 @@ def test_the_papers_table_trains_each_row_once_with_one_teacher_and_prints_means
             paper_table.main([*other, *more])
 
 
+def test_compile_goes_on_without_where_there_is_no_compiler_and_says_so(monkeypatch, capsys):
+    def broken(function):
+        raise RuntimeError("no compiler\nand a long story")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    train.compile_blocks(new_student(image_size=16, patch_size=8, dim=8, depth=1, heads=1), torch.device("cpu"))
+    assert capsys.readouterr().out == "notice: --compile does not work here (RuntimeError); the run goes on without\n"
+
+
 # ---------------------------------------------------------------- several processes
 
 SHARES = {"dual-cls": (6, 6), "shared": (8, 4), "transreid": (12, 0)}  # design: pictures of each of two processes
@@ -534,6 +544,12 @@ def test_processes_that_share_a_batch_have_the_gradient_of_one_with_all_of_it(tm
             part, part_loss = torch.load(tmp_path / f"{design}{rank}.pt")
             assert part_loss == pytest.approx(loss, abs=1e-5)
             torch.testing.assert_close(part, whole, rtol=1e-5, atol=1e-5)
+
+
+def test_a_batch_must_hold_an_identity_for_each_process(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "33")
+    with pytest.raises(ValueError, match="--batch-size must give each of 33 processes an identity; 128 holds 32"):
+        train.parse([])
 
 
 def test_ranks_take_disjoint_parts_of_one_order_of_batches():
