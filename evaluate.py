@@ -224,19 +224,17 @@ def sides(counts, task):
 
 
 def resample(counted, seed):
-    """Draw the identities anew, with replacement: PairCounts -> (1 + RESAMPLES, W + 1, 3) pairs above each watched threshold
-    and, last, all pairs. The first row is the data as it is.
+    """Draw the identities anew, with replacement: PairCounts -> (W + 1, 3, 1 + RESAMPLES) pairs above each watched threshold
+    and, last, all pairs. The first draw is the data as it is.
 
     With identity a drawn w_a times, a pair within a counts w_a times, a pair of a and b w_a w_b times; of the latter the
     linear part, w_a + w_b - 1, which needs the pairs of each identity only and not of each two."""
     parts = np.concatenate([counted.above, counted.pairs[None]]).astype(float)              # (W + 1, 3, I)
-    I, rng, rows = parts.shape[2], np.random.default_rng(seed), []
-    across = parts[:, 2].sum(axis=1) / 2
-    for draw in range(1 + RESAMPLES):
-        w = np.bincount(rng.integers(0, I, I), minlength=I) if draw else np.ones(I)
-        rows.append(parts @ w)                                                              # (W + 1, 3)
-        rows[-1][:, 2] -= across
-    return np.stack(rows)
+    I, rng = parts.shape[2], np.random.default_rng(seed)
+    w = np.stack([np.ones(I), *(np.bincount(rng.integers(0, I, I), minlength=I) for _ in range(RESAMPLES))], axis=1)
+    drawn = parts @ w                                                                       # (W + 1, 3, 1 + RESAMPLES)
+    drawn[:, 2] -= parts[:, 2].sum(axis=1, keepdims=True) / 2
+    return drawn
 
 
 def interval(counted, resampled, task, far, place):
@@ -244,7 +242,7 @@ def interval(counted, resampled, task, far, place):
 
     A draw in which `ratio` times as many impostors pass the watched threshold has its own threshold where far / ratio of
     the data's impostors pass; its VR is the data's there, plus what its genuine pairs gain at the watched threshold."""
-    (g, n), (all_g, all_n) = (sides(resampled[:, row].T, task) for row in (place, -1))      # (1 + RESAMPLES,) each
+    (g, n), (all_g, all_n) = (sides(resampled[row], task) for row in (place, -1))           # (1 + RESAMPLES,) each
     if counted.pairs.shape[1] < FEW or not all_g[0] or not all_n[0]:
         return None
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -278,14 +276,16 @@ def embed_rows(network, index, rows, *, size, faces=False, what="pictures", batc
 
 
 def embed_all(networks, index, rows, device="cpu", **how):
-    """Embed rows of an index by each network of rows_of_table -> ({name: (z, the rows that could be read)}, messages of the others)."""
-    embeddings, unreadable = {}, set()
+    """Embed rows of an index by each network of rows_of_table -> ({name: (z, the rows that could be read)}, messages of the others,
+    printed too)."""
+    embeddings, messages = {}, set()
     for name, network, embed, faces in networks:
-        network.to(device)
-        *embeddings[name], left_out = embed_rows(embed, index, rows[index.has_face[rows]] if faces else rows, size=network.image_size,
-                                                 faces=faces, what=name, device=device, **how)
-        unreadable |= set(left_out)
-    return embeddings, sorted(unreadable)
+        *embeddings[name], unreadable = embed_rows(embed, index, rows[index.has_face[rows]] if faces else rows, size=network.to(device).image_size,
+                                                   faces=faces, what=name, device=device, **how)
+        messages |= set(unreadable)
+    for message in sorted(messages):
+        print(f"left out: {message}")
+    return embeddings, sorted(messages)
 
 
 def rows_of_table(students, teachers, which, flip_sum=False):
@@ -335,9 +335,8 @@ def row_name(row):
 def print_grid(grid, markdown):
     """Print a table: rows of cells, first the headings; the first cell of a row is its name. A cell may have line breaks."""
     if markdown:
-        lines = [" | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in row) for row in grid]
-        lines.insert(1, "|".join(["---"] + ["---:"] * (len(grid[0]) - 1)))
-        print("\n" + "\n".join(f"| {line} |" for line in lines) + "\n")
+        lines = ["| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in row) + " |" for row in grid]
+        print("", lines[0], "|---" + "|---:" * (len(grid[0]) - 1) + "|", *lines[1:], "", sep="\n")
         return
     widths = [max(len(line) for cell in column for line in cell.split("\n")) for column in zip(*grid)]
     for row in grid:
@@ -489,9 +488,7 @@ def roc_sheet(table, path):
 
 def relation_of(index, a, b):
     """"R1", "R2" or "R3": the relation of two rows of an index."""
-    if index.identity[a] != index.identity[b]:
-        return "R3"
-    return "R1" if index.state[a] == index.state[b] else "R2"
+    return RELATIONS[2 - int(index.identity[a] == index.identity[b]) - int(index.state[a] == index.state[b])]
 
 
 def gallery_sheet(z, index, rows, path, *, queries=6, columns=10, side=80):
@@ -525,6 +522,9 @@ def sheet_files(path):
 
 # ---------------------------------------------------------------- compare: the same person, looking the same?
 
+THRESHOLDS = ("identity", "identity_vr", "head", "head_vr", "mistaken_looks", "far", "people", "resolvable_far")  # numbers, beside "data"
+
+
 def calibrate(scores, far, people, data):
     """What score_embeddings gave on so many people of a folder -> thresholds to judge other pictures by, and what to expect
     of them; None where the pairs to set them are lacking."""
@@ -535,11 +535,6 @@ def calibrate(scores, far, people, data):
         return None
     return {**found, "far": far, "people": people, "data": os.path.basename(os.path.abspath(data)),
             "resolvable_far": max(identity["resolvable_far"], head["resolvable_far"])}
-
-
-def judge(score, thresholds):
-    """A score -> "R1", "R2" or "R3" by calibrated thresholds."""
-    return "R1" if score > thresholds["head"] else "R2" if score > thresholds["identity"] else "R3"
 
 
 def frames_of(clip, reference):
@@ -573,13 +568,19 @@ def compare(student, thresholds, reference, files, *, which="id", json_file=None
     if 0 not in kept or len(kept) == 1:
         raise ValueError(unreadable[0] if 0 not in kept else f"not one of {len(files)} frames could be read ({unreadable[0]})")
     scores = dict(zip(kept.tolist(), (unit_rows(z) @ unit_rows(z[:1])[0]).clamp(-1, 1).tolist()))
-    frames = [{"file": file, "score": scores.get(row), "relation": judge(scores[row], thresholds) if row in scores else None}
-              for row, file in enumerate(files, 1)]
-    summary = summarise(frames)
     print(f"reference: {reference}")
-    print_thresholds(thresholds, which)
-    for frame in frames:
-        print(f"  {show(frame['score']):>6}  {MEANING[frame['relation']]:<24} {frame['file']}")
+    print("thresholds of the cosine of z_{which}, at FAR {far:g} on {people} people of {data}:\n"
+          "  same look above {head:.3f}: finds {head_vr:.0%} of such pairs, and takes {mistaken_looks:.0%} of the same person's other looks for it\n"
+          "  same person above {identity:.3f}: finds {identity_vr:.0%} of such pairs; the others are called another person".format(which=which, **thresholds))
+    if thresholds["far"] < thresholds["resolvable_far"]:
+        print(f"notice: these people resolve no FAR below {thresholds['resolvable_far']:.2g}: the thresholds are the highest scores of their impostors")
+    frames = []
+    for row, file in enumerate(files, 1):
+        s = scores.get(row)
+        relation = None if s is None else "R1" if s > thresholds["head"] else "R2" if s > thresholds["identity"] else "R3"
+        frames.append({"file": file, "score": s, "relation": relation})
+        print(f"  {show(s):>6}  {MEANING[relation]:<24} {file}")
+    summary = summarise(frames)
     print("\n".join([summary["text"], *(f"left out: {message}" for message in unreadable)]))
     if sheet:
         compare_sheet(index, frames, thresholds, sheet)
@@ -589,15 +590,6 @@ def compare(student, thresholds, reference, files, *, which="id", json_file=None
                                "unreadable": unreadable})
         print(f"numbers: {json_file}")
     return 1 if unreadable else 0
-
-
-def print_thresholds(thresholds, which):
-    """Say which thresholds judge, where they come from, and what to expect of them."""
-    print("thresholds of the cosine of z_{which}, at FAR {far:g} on {people} people of {data}:\n"
-          "  same look above {head:.3f}: finds {head_vr:.0%} of such pairs, and takes {mistaken_looks:.0%} of the same person's other looks for it\n"
-          "  same person above {identity:.3f}: finds {identity_vr:.0%} of such pairs; the others are called another person".format(which=which, **thresholds))
-    if thresholds["far"] < thresholds["resolvable_far"]:
-        print(f"notice: these people resolve no FAR below {thresholds['resolvable_far']:.2g}: the thresholds are the highest scores of their impostors")
 
 
 def summarise(frames):
@@ -732,9 +724,8 @@ def macroscale(networks, index, rows, names, device, **how):
     attributes, messages = read_attributes(index)
     messages += [f"unknown attribute: {name}; known here: {', '.join(attributes)}" for name in names if name not in attributes]
     print("\n".join(messages), end="\n" * bool(messages))
-    embeddings, unreadable = embed_all(networks, index, rows, device, **how)
+    embeddings, _ = embed_all(networks, index, rows, device, **how)
     rows = np.unique(np.concatenate([kept for _, kept in embeddings.values()]))
-    print_unreadable(unreadable)
     entropy, ks = {}, {what: {} for what in embeddings}
     for name in [name for name in attributes if not names or name in names]:
         values = attributes[name][rows]
@@ -760,22 +751,20 @@ def microscale(networks, index, rows, names, *, k, device, batch_size=256, dtype
     In the toy world drawn people who are in no picture move (data.MOVES), and all pictures in PHOTO; in another folder the pictures
     of its people move in PHOTO only."""
     from torchvision.transforms import functional  # here, since importing torchvision takes as long as all the rest
-    toy = is_toy(index.root)
-    known = [*(MOVES if toy else ()), *PHOTO]
+    known = [*(MOVES if is_toy(index.root) else ()), *PHOTO]
     for name in [name for name in names if name not in known]:
         print(f"unknown attribute: {name}; known here: {', '.join(known)}")
     names = [name for name in known if not names or name in names]
     if not names:
         raise ValueError(f"{index.root}: no attribute to move; known: {', '.join(known)}")
     views = {("face" if faces else "head", network.image_size) for _, network, _, faces in networks}
-    people = drawn_people(views, [name for name in names if name in MOVES]) if toy else people_of(index, rows, views, k)
+    people = moving_people(index, rows, views, [name for name in names if name in MOVES], k)
     energies, done = {name: {what: [] for what, *_ in networks} for name in names}, 0
     for done, moved in enumerate(people, 1):
-        still = moved.pop("still")
         for name, (what, network, embed, faces) in itertools.product(names, networks):
             view = "face" if faces else "head", network.image_size
             if name in PHOTO:
-                move, pixels = getattr(functional, f"adjust_{name}"), torch.from_numpy(still[view])
+                move, pixels = getattr(functional, f"adjust_{name}"), torch.from_numpy(moved["still"][view])
                 steps = torch.stack([move(pixels, step) for step in PHOTO[name]])  # (3, n, 3, S, S)
             else:
                 steps = torch.from_numpy(moved[name][view])
@@ -790,15 +779,14 @@ def microscale(networks, index, rows, names, *, k, device, batch_size=256, dtype
     return {name: {what: mean([value for value in values if value is not None]) for what, values in rows.items()} for name, rows in energies.items()}
 
 
-def drawn_people(views, names):
-    """Yield what data.move_person draws, of PEOPLE people with SETTINGS settings each."""
-    heads, faces = ([side for what, side in views if what == kind] for kind in ("head", "face"))
-    with multiprocessing.Pool() as pool:
-        yield from pool.imap(move_person, [(person, SETTINGS, names, heads, faces, 64) for person in range(PEOPLE)])
-
-
-def people_of(index, rows, views, k):
-    """Yield {"still": {view: (n, 3, side, side)}} of up to PEOPLE people with the most pictures, up to SETTINGS of each, faces shown."""
+def moving_people(index, rows, views, names, k):
+    """Yield {name: {view: (3, n, 3, side, side)}, "still": {view: (n, 3, side, side)}}, uint8 arrays, of up to PEOPLE people: what
+    data.move_person draws in the toy world, else only "still", of those with the most pictures, up to SETTINGS of each, faces shown."""
+    if is_toy(index.root):
+        heads, faces = ([side for what, side in views if what == kind] for kind in ("head", "face"))
+        with multiprocessing.Pool() as pool:
+            yield from pool.imap(move_person, [(person, SETTINGS, names, heads, faces, 64) for person in range(PEOPLE)])
+        return
     rows = rows[index.has_face[rows]] if any(kind == "face" for kind, _ in views) else rows
     people, counts = np.unique(index.identity[rows], return_counts=True)
     for person in people[np.argsort(-counts, kind="stable")][:PEOPLE]:
@@ -862,15 +850,14 @@ def scatter_sheet(found, path):
 def teacher_of(path, checkpoint):
     """File of the teacher of a checkpoint's run: beside the checkpoint, or where --teacher named it. None where there is none
     or it is gone (said on screen)."""
-    named = checkpoint["teacher"]
+    named, beside = checkpoint["teacher"], os.path.join(os.path.dirname(path), "teacher.pt")
     if named is None:
         return None
-    files = [os.path.join(os.path.dirname(path), "teacher.pt"), named]
-    for file in reversed(files) if (checkpoint["settings"] or {}).get("teacher") else files:
-        if os.path.isfile(file):
-            return file
-    print(f"notice: the teacher {named} is gone")
-    return None
+    files = [named, beside] if (checkpoint["settings"] or {}).get("teacher") else [beside, named]
+    found = next(filter(os.path.isfile, files), None)
+    if found is None:
+        print(f"notice: the teacher {named} is gone")
+    return found
 
 
 def short_names(paths, kind):
@@ -928,11 +915,6 @@ def open_own_data(settings, checkpoints):
     return index, np.flatnonzero(~(trained & own_data)[index.identity])
 
 
-def print_unreadable(messages):
-    for message in messages:
-        print(f"left out: {message}")
-
-
 def report(students, teachers, index, rows, *, which="id", fars=FARS, markdown=False, json_file=None, sheet=None, **how):
     """Evaluate {name: network} on rows of an index: print the table, write the JSON and the pictures."""
     if not len(rows):
@@ -940,9 +922,8 @@ def report(students, teachers, index, rows, *, which="id", fars=FARS, markdown=F
     table, z, kept, unreadable = evaluate(students, teachers, index, rows, which=which, fars=fars, **how)
     if not len(kept):
         raise ValueError(f"{index.root}: not one of {len(rows)} pictures could be read ({unreadable[0]})")
-    print(f"\nembedding of the students: z_{which}\n")
+    print(f"\nembedding of the students: z_{which}")
     print_table(table, fars, markdown)
-    print_unreadable(unreadable)
     if sheet and len(kept) == 1:
         print("no pictures are drawn of one head")
     elif sheet:
@@ -998,26 +979,20 @@ def parse(argv):
     settings = parser.parse_args(argv)
     check_fars(settings.fars)
     check_numbers(settings, batch_size=1, workers=0, k=1)
-    compare, analyses = settings.compare, (settings.attributes is not None, settings.energy is not None)
-    rules = {
-        "--faces, --segment-frames and --segment-gap go with --data":
-            settings.data is not None or not (settings.faces or settings.segment_frames or settings.segment_gap),
-        "--compare needs a reference, at least one picture or folder to compare with it, and one --ckpt":
-            compare is None or len(compare) > 1 == len(settings.ckpt),
-        "--teacher, --colour, --flip-sum and --md do not go with --compare":
-            compare is None or not (settings.teacher or settings.colour or settings.flip_sum or settings.md),
-        "--attributes and --energy do not go with --compare": compare is None or not any(analyses),
-        f"--k must be less than the {SETTINGS} points of a person; got {settings.k}": settings.k < SETTINGS,
-        "--sheet draws --attributes; --energy has no picture": not settings.sheet or analyses != (False, True)}
-    for rule, kept in rules.items():
-        if not kept:
-            raise ValueError(rule)
-    settings.frames = frames_of(compare[1:], compare[0]) if compare else []
+    given = {name for name, value in vars(settings).items() if value != parser.get_default(name)}
+    if "data" not in given and given & {"faces", "segment_frames", "segment_gap"}:
+        raise ValueError("--faces, --segment-frames and --segment-gap go with --data")
+    if "compare" in given and (len(settings.compare) < 2 or len(settings.ckpt) > 1):
+        raise ValueError("--compare needs a reference, at least one picture or folder to compare with it, and one --ckpt")
+    if "compare" in given and given & {"teacher", "colour", "flip_sum", "md", "attributes", "energy"}:
+        raise ValueError("--teacher, --colour, --flip-sum, --md, --attributes and --energy do not go with --compare")
+    if given & {"sheet", "energy", "attributes"} == {"sheet", "energy"}:
+        raise ValueError("--sheet draws --attributes; --energy has no picture")
+    if settings.k >= SETTINGS:
+        raise ValueError(f"--k must be less than the {SETTINGS} points of a person; got {settings.k}")
+    settings.frames = frames_of(settings.compare[1:], settings.compare[0]) if settings.compare else []
     check_outputs(settings)
     return settings
-
-
-THRESHOLDS = {"identity", "identity_vr", "head", "head_vr", "mistaken_looks", "far", "people", "data", "resolvable_far"}
 
 
 def thresholds_for(settings, checkpoint, student, machine):
@@ -1025,14 +1000,13 @@ def thresholds_for(settings, checkpoint, student, machine):
     far = settings.fars[0]
     try:
         stored = checkpoint["thresholds"][settings.embedding]
-        whole = set(stored) == THRESHOLDS and all(math.isfinite(stored[name]) for name in THRESHOLDS - {"data"})
+        whole = all(math.isfinite(stored[name]) for name in THRESHOLDS) and "data" in stored
         if whole and stored["far"] == far and settings.data is None:
             return stored
     except (KeyError, TypeError):  # none there, or a damaged file
         pass
     index, rows = open_own_data(settings, {settings.ckpt[0]: checkpoint})
     table, _, kept, unreadable = evaluate({"student": student}, {}, index, rows, which=settings.embedding, fars=[far], **machine)
-    print_unreadable(unreadable)
     found = calibrate(table[0], far, table[0]["people"], index.root) if table else None
     if found is None:
         raise ValueError(f"{index.root}: no thresholds from {len(kept)} pictures; they need pairs of one look, of two looks, of two people")
