@@ -41,13 +41,11 @@ BINS = 100        # of the histogram of s
 # ---------------------------------------------------------------- metrics of two lists of scores
 
 def verification(genuine, impostor, fars=FARS):
-    """Cosine scores of genuine and of impostor pairs -> VR@FAR, thresholds, AUC.
+    """Scores of genuine and of impostor pairs -> {"auc", "vr": {far: v}, "threshold": {far: v}, "resolvable_far": 1 / n, "genuine",
+    "impostor": numbers of pairs g and n}; None without genuine or impostor pairs, threshold -inf where every pair is accepted.
 
-    A pair is accepted if its score is strictly above the (k + 1)-th largest impostor score, k = floor(FAR * n),
-    n impostor pairs; VR is the accepted share of the genuine pairs, 1 where k >= n. No interpolation.
-    AUC = P(genuine > impostor) + half P(equal). -> {"auc", "vr": {far: v}, "threshold": {far: v}, "resolvable_far": 1 / n,
-    "genuine", "impostor": counts}; a value is None where there are no genuine or no impostor pairs, a threshold is -inf
-    where every pair is accepted."""
+    A pair is accepted if its score is strictly above the (k + 1)-th largest impostor score, k = floor(FAR * n); VR is the accepted
+    share of the genuine pairs, 1 where k >= n. No interpolation. AUC = P(genuine > impostor) + half P(equal)."""
     genuine, impostor = np.ravel(genuine), np.ravel(impostor)
     scores, place = np.unique(np.concatenate([genuine, impostor]), return_inverse=True)
     if np.isnan(scores).any():
@@ -156,12 +154,10 @@ def tally(above, score, relation, people_a, people_b, thresholds, diagonal):
     a, b = (score > min(thresholds)).nonzero().T                # few pairs, at the usual FARs
     if diagonal:
         a, b = a[b > a], b[b > a]
-    score, relation = score[a, b], relation.expand_as(score)[a, b]
+    place = relation.expand_as(score)[a, b].repeat(2) * above.shape[2] + torch.cat([people_a[a], people_b[b]])
+    score = score[a, b].repeat(2)                               # every pair at both ends
     for count, threshold in zip(above, thresholds):
-        hit = score > threshold
-        for people in (people_a[a], people_b[b]):
-            place = relation[hit] * count.shape[1] + people[hit]
-            count += torch.bincount(place, minlength=count.numel()).view_as(count)
+        count += torch.bincount(place[score > threshold], minlength=count.numel()).view_as(count)
 
 
 def pairs_of_people(identity, look, I):
@@ -211,7 +207,8 @@ def guess_thresholds(z, identity, state, fars, one_of, seed):
     shuffled = np.random.default_rng(seed).permutation(len(identity))
     chosen = np.ones(len(shuffled), dtype=bool) if one_of is None else np.asarray(one_of)
     some = np.concatenate([shuffled[part[shuffled]][:SAMPLE] for part in (chosen, ~chosen)])
-    sample = count_by_score(torch.as_tensor(z)[some], np.asarray(identity)[some], np.asarray(state)[some], one_of=chosen[some], steps=COARSE)
+    sample = count_by_score(torch.as_tensor(z)[some], np.asarray(identity)[some], np.asarray(state)[some],
+                            one_of=chosen[some], steps=COARSE)
     thresholds = []
     for genuine, impostor in (sides(sample.counts, task) for task in TASKS):
         thresholds += operating_points(sample.scores, genuine, impostor, fars)[0].tolist() if impostor.any() else [np.inf] * len(fars)
@@ -238,7 +235,7 @@ def resample(counted, seed):
 
 
 def interval(counted, resampled, task, far, place):
-    """95 % interval of the VR at a FAR, [low, high]; None where there are no pairs or too few identities to draw from.
+    """95 % interval of the VR at a FAR, [low, high]; None without pairs, or with too few identities to draw from.
 
     A draw in which `ratio` times as many impostors pass the watched threshold has its own threshold where far / ratio of
     the data's impostors pass; its VR is the data's there, plus what its genuine pairs gain at the watched threshold."""
@@ -276,12 +273,12 @@ def embed_rows(network, index, rows, *, size, faces=False, what="pictures", batc
 
 
 def embed_all(networks, index, rows, device="cpu", **how):
-    """Embed rows of an index by each network of rows_of_table -> ({name: (z, the rows that could be read)}, messages of the others,
-    printed too)."""
+    """Embed rows of an index by each network of rows_of_table -> ({name: (z, rows that could be read)}, messages of the others), told
+    on screen."""
     embeddings, messages = {}, set()
     for name, network, embed, faces in networks:
-        *embeddings[name], unreadable = embed_rows(embed, index, rows[index.has_face[rows]] if faces else rows, size=network.to(device).image_size,
-                                                   faces=faces, what=name, device=device, **how)
+        seen, size = rows[index.has_face[rows]] if faces else rows, network.to(device).image_size
+        *embeddings[name], unreadable = embed_rows(embed, index, seen, size=size, faces=faces, what=name, device=device, **how)
         messages |= set(unreadable)
     for message in sorted(messages):
         print(f"left out: {message}")
@@ -296,15 +293,16 @@ def rows_of_table(students, teachers, which, flip_sum=False):
     rows = []
     for name, teacher in teachers.items():
         embed = (lambda pictures, network=teacher: network(pictures) + network(pictures.flip(3))) if flip_sum else teacher
-        rows += [(f"{name}{'+mirror' * flip_sum}, {kind}", teacher, embed, kind == "aligned faces") for kind in ("aligned faces", "whole heads")]
-    return rows + [(f"{name}, whole heads", student, lambda heads, network=student: getattr(network(heads), "z_" + which), False)
-                   for name, student in students.items()]
+        name += "+mirror" * flip_sum
+        rows += [(f"{name}, aligned faces", teacher, embed, True), (f"{name}, whole heads", teacher, embed, False)]
+    for name, student in students.items():
+        rows.append((f"{name}, whole heads", student, lambda heads, network=student: getattr(network(heads), "z_" + which), False))
+    return rows
 
 
 def evaluate(students, teachers, index, rows, *, which="id", fars=FARS, flip_sum=False, device="cpu", **how):
-    """Score networks, {name: network}, on rows of an index -> (table rows, z of the first student, its rows, unreadable).
-
-    A student has one row more for the pairs in which at least one picture has no face, where there are some."""
+    """Score networks, {name: network}, on rows of an index -> (table rows, z of the first student, its rows, unreadable). A student has
+    one row more for the pairs in which at least one picture has no face, where there are some."""
     networks, table = rows_of_table(students, teachers, which, flip_sum), []
     embeddings, unreadable = embed_all(networks, index, rows, device, **how)
     for name, network, _, _ in networks:
@@ -381,10 +379,11 @@ def print_table(table, fars, markdown=False):
 
 
 def write_json(path, content):
-    """Write what any JSON reader accepts: UTF-8, null for minus infinity, never half a file."""
+    """Write what any JSON reader accepts: UTF-8, null for minus infinity, never half a file; said on screen."""
     with open(f"{path}.tmp", "w", encoding="utf-8") as file:  # a threshold of -inf (every pair accepted) has no JSON number
         file.write(re.sub('(?<=": )-Infinity', "null", json.dumps(content, indent=1)))
     os.replace(f"{path}.tmp", path)
+    print(f"numbers: {path}")
 
 
 # ---------------------------------------------------------------- pictures
@@ -459,8 +458,9 @@ def histogram_sheet(table, far, path):
         step = next(step for step in (0.01, 0.02, 0.05, 0.1, 0.25) if highest <= 5 * step)
         draw.text((60, top + 14), row_name(row), fill="black", anchor="lm")
         legend(draw, 60, top + 36, RELATION_LEGEND)
-        place = axes(draw, (60, top + 92, 740, top + height - 45), ticks(-1, 1, 0.25), ticks(0, math.ceil(highest / step) * step, step, "{:.0%}"),
-                     "cosine similarity s", f"share of the relation's pairs in a bin of {2 / BINS:g}")
+        y_ticks = ticks(0, math.ceil(highest / step) * step, step, "{:.0%}")
+        place = axes(draw, (60, top + 92, 740, top + height - 45), ticks(-1, 1, 0.25), y_ticks, "cosine similarity s",
+                     f"share of the relation's pairs in a bin of {2 / BINS:g}")
         for name, share in shares.items():
             draw.line([place(x, y) for x, y in zip(centres, share)], fill=COLOURS[name], width=3, joint="curve")
         for task, title, lift in (("identity", "same person", 64), ("head", "same look", 48)):
@@ -492,11 +492,9 @@ def relation_of(index, a, b):
 
 
 def gallery_sheet(z, index, rows, path, *, queries=6, columns=10, side=80):
-    """Draw ranked galleries: one query a row, then the gallery pictures most similar to it, best first, framed green
-    (R1), amber (R2), red (R3), the score below.
+    """Draw ranked galleries: a query a row, then what is most similar to it, best first, the score below. z (n, E) belongs to rows (n,).
 
-    z (n, E) belongs to rows (n,). Queries are spread over the identities. The gallery holds two pictures of each
-    appearance state, so that a row gets past the query's own clip."""
+    Queries are spread over the identities. The gallery holds two pictures of each look, so that a row gets past the query's clip."""
     z, dataset, sheet, by_state = unit_rows(z), HeadDataset(index, head_size=side, face_size=0), [], {}
     for place, row in enumerate(rows):
         by_state.setdefault(index.state[row], []).append(place)
@@ -558,9 +556,8 @@ def frames_of(clip, reference):
 
 
 def compare(student, thresholds, reference, files, *, which="id", json_file=None, sheet=None, **how):
-    """Judge each frame of a clip by its similarity to the reference picture; print it, write JSON and a sheet.
-
-    -> exit status: 1 where some frames could not be read, else 0."""
+    """Judge each frame of a clip by its similarity to the reference picture; print it, write JSON and a sheet. -> exit status: 1 where
+    some frames could not be read, else 0."""
     paths, none = np.array([os.fsencode(file) for file in (reference, *files)]), np.zeros(1 + len(files), dtype=np.int64)
     index = HeadIndex("", None, ["clip"], paths, none, none, np.zeros((len(none), 2), complex), none > 0, [])
     z, kept, unreadable = embed_rows(lambda heads: student.embed(heads, which), index, np.arange(len(paths)), size=student.image_size,
@@ -588,7 +585,6 @@ def compare(student, thresholds, reference, files, *, which="id", json_file=None
     if json_file:
         write_json(json_file, {"reference": reference, "embedding": which, "thresholds": thresholds, "summary": summary, "frames": frames,
                                "unreadable": unreadable})
-        print(f"numbers: {json_file}")
     return 1 if unreadable else 0
 
 
@@ -654,12 +650,11 @@ def ks_statistic(a, b):
 
 
 def attribute_ks(z, identity, attribute, *, most=MOST, seed=0):
-    """Does a binary attribute part the embeddings of people? Macroscale analysis.
+    """Does a binary attribute part the embeddings of people? Macroscale analysis: z (n, E), identity (n,), attribute (n,) 1, 0 or NaN
+    for unknown -> {"with_attribute", "without_attribute", "mean", "people": number a side}.
 
-    z (n, E) embeddings, identity (n,), attribute (n,) 1, 0 or NaN for unknown. One picture an identity from those with it, one
-    an identity from those without, equally many, at most `most` each; the cosine distances within each side (i < j) against
-    those across (all), by the KS statistic. A person may stand on both sides. -> {"with_attribute", "without_attribute",
-    "mean", "people": number a side}. Raises ValueError where there are fewer than 2 people a side."""
+    One picture an identity from those with it, one an identity from those without, equally many, at most `most` each; the cosine
+    distances within each side (i < j) against those across (all), by the KS statistic. A person may stand on both sides."""
     z, rng, sides = np.asarray(z, dtype=np.float64), np.random.default_rng(seed), []
     for value in (1, 0):
         rows = rng.permutation(np.flatnonzero(np.asarray(attribute) == value))
@@ -676,8 +671,6 @@ def attribute_ks(z, identity, attribute, *, most=MOST, seed=0):
 def intra_entropy(identity, attribute):
     """Mean over identities of the entropy, in nats, of an attribute's values in their pictures; NaN values do not count."""
     known = ~np.isnan(attribute)
-    if not known.any():
-        raise ValueError("no value is known")
     values, value = np.unique(np.asarray(attribute)[known], return_inverse=True)
     people, person = np.unique(np.asarray(identity)[known], return_inverse=True)
     counts = np.bincount(person * len(values) + value, minlength=len(people) * len(values)).reshape(len(people), -1)
@@ -697,17 +690,15 @@ def spearman(x, y):
 def invariance_energy(e0, e1, e2, k=NEIGHBOURS):
     """How disordered an attribute's field is in the embedding space; high = the embedding is invariant to it. Microscale analysis.
 
-    e0, e1, e2 (n, E): embeddings of n pictures with the attribute at steps 0, 1, 2, as they are compared. At point x = e1
-    stands v = e2 - e0, normalised; the energy is the mean cosine distance of v to the v of the k nearest points (cosine
-    distance, the point itself excluded), in [0, 2], 1 for random directions. Points that do not move have no direction and are
-    left out; None where not more than k are left. Raises ValueError for other shapes or k < 1."""
+    e0, e1, e2 (n, E): embeddings of n pictures with the attribute at steps 0, 1, 2. At point x = e1 stands v = e2 - e0, normalised;
+    the energy is the mean cosine distance of v to the v of the k nearest points (cosine distance, the point itself excluded), in
+    [0, 2], 1 for random directions. Points that do not move have no direction and are left out; None where not more than k are left."""
     e = np.stack([e0, e1, e2]).astype(np.float64)
     if e.ndim != 3 or k < 1 or len(e[0]) <= k or not np.isfinite(e).all():
         raise ValueError(f"the energy needs k >= 1 and three finite steps (n, E) of more than k pictures; got k {k} and shape {e.shape}")
     v, x = e[2] - e[0], e[1]
-    lengths = np.linalg.norm(v, axis=1, keepdims=True), np.linalg.norm(x, axis=1, keepdims=True)  # (n, 1) each
-    moved = (lengths[0] > 1e-5 * lengths[1])[:, 0]  # less is the error of float32
-    v, x = (vectors[moved] / length[moved] for vectors, length in zip((v, x), lengths))
+    moved = np.linalg.norm(v, axis=1) > 1e-5 * np.linalg.norm(x, axis=1)       # less is the error of float32
+    v, x = (vectors[moved] / np.linalg.norm(vectors[moved], axis=1, keepdims=True) for vectors in (v, x))
     if len(v) <= k:
         return None
     s = x @ x.T                                                                # (n, n)
@@ -717,13 +708,11 @@ def invariance_energy(e0, e1, e2, k=NEIGHBOURS):
 
 
 def macroscale(networks, index, rows, names, device, **how):
-    """KS statistics, intra-entropies and their rank correlation for the attributes `names` (empty: all) of a folder.
-
-    networks: rows_of_table. -> {"entropy": {attribute: nats}, "ks": {row of the table: {attribute: attribute_ks}}, "spearman":
-    {row: rho or None}}. What cannot be computed is said in one line, and the rest goes on."""
+    """networks of rows_of_table, attributes `names` (empty: all) -> {"entropy": {attribute: intra_entropy}, "ks": {row of the table:
+    {attribute: attribute_ks}}, "spearman": {row: of the two, or None}}. What cannot be computed is told, and the rest goes on."""
     attributes, messages = read_attributes(index)
-    messages += [f"unknown attribute: {name}; known here: {', '.join(attributes)}" for name in names if name not in attributes]
-    print("\n".join(messages), end="\n" * bool(messages))
+    for message in messages + [f"unknown attribute: {name}; known here: {', '.join(attributes)}" for name in names if name not in attributes]:
+        print(message)
     embeddings, _ = embed_all(networks, index, rows, device, **how)
     rows = np.unique(np.concatenate([kept for _, kept in embeddings.values()]))
     entropy, ks = {}, {what: {} for what in embeddings}
@@ -740,16 +729,14 @@ def macroscale(networks, index, rows, names, device, **how):
                 print(f"{name}: left out for {what}: {error}")
     if not entropy:
         raise ValueError(f"{index.root}: no attribute to report on in {len(rows)} pictures that could be read; known: {', '.join(attributes)}")
-    correlation = {what: spearman([entropy[name] for name in found], [value["mean"] for value in found.values()]) for what, found in ks.items()}
-    return {"entropy": entropy, "ks": ks, "spearman": correlation}
+    rho = {what: spearman([entropy[name] for name in found], [value["mean"] for value in found.values()]) for what, found in ks.items()}
+    return {"entropy": entropy, "ks": ks, "spearman": rho}
 
 
 @torch.inference_mode()
 def microscale(networks, index, rows, names, *, k, device, batch_size=256, dtype=None, **_):
-    """Invariance energies: {attribute: {row of the table: mean over people, or None}}; names: which attributes, empty: all.
-
-    In the toy world drawn people who are in no picture move (data.MOVES), and all pictures in PHOTO; in another folder the pictures
-    of its people move in PHOTO only."""
+    """Invariance energies: {attribute: {row of the table: mean over people, or None}} of the attributes `names`, empty: all. Pictures of
+    any people move in PHOTO, people drawn for the toy world in data.MOVES too."""
     from torchvision.transforms import functional  # here, since importing torchvision takes as long as all the rest
     known = [*(MOVES if is_toy(index.root) else ()), *PHOTO]
     for name in [name for name in names if name not in known]:
@@ -770,13 +757,14 @@ def microscale(networks, index, rows, names, *, k, device, batch_size=256, dtype
                 steps = torch.from_numpy(moved[name][view])
             with autocast(torch.device(device), dtype):
                 e = [unit_rows(embed(to_unit(batch.to(device))).float()).cpu() for batch in steps.flatten(0, 1).split(batch_size)]
-            energies[name][what].append(invariance_energy(*torch.cat(e).unflatten(0, (3, -1)), k))
+            energy = invariance_energy(*torch.cat(e).unflatten(0, (3, -1)), k)
+            energies[name][what] += [] if energy is None else [energy]
         print(f"energy: person {done}", flush=True)
     if not done:
         raise ValueError(f"{index.root}: nobody has more than {k} pictures that can be read, so that the energy has no {k} neighbours; "
                          "take a smaller --k")
     mean = lambda values: sum(values) / len(values) if values else None
-    return {name: {what: mean([value for value in values if value is not None]) for what, values in rows.items()} for name, rows in energies.items()}
+    return {name: {what: mean(values) for what, values in rows.items()} for name, rows in energies.items()}
 
 
 def moving_people(index, rows, views, names, k):
@@ -824,7 +812,6 @@ def analyse(settings, students, teachers, index, rows, **how):
         print_grid([["attribute", *columns], *([name, *map(show, energies.values())] for name, energies in found.items())], settings.md)
     if settings.json:
         write_json(settings.json, content)
-        print(f"numbers: {settings.json}")
 
 
 def scatter_sheet(found, path):
@@ -848,8 +835,7 @@ def scatter_sheet(found, path):
 # ---------------------------------------------------------------- the command line
 
 def teacher_of(path, checkpoint):
-    """File of the teacher of a checkpoint's run: beside the checkpoint, or where --teacher named it. None where there is none
-    or it is gone (said on screen)."""
+    """File of the teacher of a checkpoint's run: beside the checkpoint, or where --teacher named it; None where there is none."""
     named, beside = checkpoint["teacher"], os.path.join(os.path.dirname(path), "teacher.pt")
     if named is None:
         return None
@@ -882,10 +868,10 @@ def load_students(checkpoints):
 
 def load_teachers(settings, checkpoints):
     """-> {name in the table: teacher}: that of --teacher, or those of the checkpoints' runs, each file once."""
-    colours = {settings.teacher: settings.colour} if settings.teacher else {}
-    for path, checkpoint in checkpoints.items() if not settings.teacher else ():
-        if file := teacher_of(path, checkpoint):
-            colours[os.path.realpath(file)] = settings.colour or (checkpoint["settings"] or {}).get("colour")
+    colours = {settings.teacher: settings.colour}
+    if not settings.teacher:
+        found = [(teacher_of(path, checkpoint), checkpoint["settings"] or {}) for path, checkpoint in checkpoints.items()]
+        colours = {os.path.realpath(file): settings.colour or own.get("colour") for file, own in found if file}
     teachers = {}
     for name, file in short_names(list(colours), "teacher").items():
         teachers[name] = load_teacher(file, colours[file])
@@ -918,7 +904,8 @@ def open_own_data(settings, checkpoints):
 def report(students, teachers, index, rows, *, which="id", fars=FARS, markdown=False, json_file=None, sheet=None, **how):
     """Evaluate {name: network} on rows of an index: print the table, write the JSON and the pictures."""
     if not len(rows):
-        return print("nobody is held out (the split needs 4 identities): nothing to evaluate; give --data with other people")
+        print("nobody is held out (the split needs 4 identities): nothing to evaluate; give --data with other people")
+        return
     table, z, kept, unreadable = evaluate(students, teachers, index, rows, which=which, fars=fars, **how)
     if not len(kept):
         raise ValueError(f"{index.root}: not one of {len(rows)} pictures could be read ({unreadable[0]})")
@@ -936,7 +923,6 @@ def report(students, teachers, index, rows, *, which="id", fars=FARS, markdown=F
         describe = lambda networks: {name: network.description for name, network in networks.items()}
         write_json(json_file, {"students": describe(students), "teachers": describe(teachers), "embedding": which, "fars": list(fars),
                                "data": index.root, "table": table, "unreadable": unreadable})
-        print(f"numbers: {json_file}")
 
 
 def check_outputs(settings):
@@ -958,24 +944,22 @@ def check_outputs(settings):
 def parse(argv):
     """Command line -> settings, checked before anything is read."""
     parser = Parser("Evaluate Head Similarity checkpoints on held-out identities, or compare a clip with a reference.")
-    parser.add_argument("--ckpt", metavar="FILE", nargs="+", required=True, help="best.pt or last.pt of a run, or the authors' ours_vit2cls.ckpt")
-    parser.add_argument("--compare", metavar="PATH", nargs="+",
-                        help="a reference picture, then pictures or folders of frames to compare with it; none: evaluate")
-    parser.add_argument("--attributes", metavar="NAME", nargs="*",
-                        help="KS statistics of the attributes in attributes.csv, all without a NAME; none: evaluate")
-    parser.add_argument("--energy", metavar="NAME", nargs="*",
-                        help="invariance energies of attributes that move, all without a NAME; none: evaluate")
-    parser.add_argument("--k", type=int, default=NEIGHBOURS, help="neighbours in the invariance energy")
+    add = parser.add_argument
+    add("--ckpt", metavar="FILE", nargs="+", required=True, help="best.pt or last.pt of a run, or the authors' ours_vit2cls.ckpt")
+    add("--compare", metavar="PATH", nargs="+", help="a picture, then pictures or folders of frames to compare with it; none: evaluate")
+    add("--attributes", metavar="NAME", nargs="*", help="KS statistics of attributes in attributes.csv, all without a NAME; none: evaluate")
+    add("--energy", metavar="NAME", nargs="*", help="invariance energies of attributes that move, all without a NAME; none: evaluate")
+    add("--k", type=int, default=NEIGHBOURS, help="neighbours in the invariance energy")
     teacher_options(parser, none="those of the checkpoints' runs")
-    parser.add_argument("--flip-sum", action="store_true", help="teacher: add the embedding of the mirror image, as in published figures")
+    add("--flip-sum", action="store_true", help="teacher: add the embedding of the mirror image, as in published figures")
     data_options(parser, none="the held-out identities of the first checkpoint's own data")
     machine_options(parser)
-    parser.add_argument("--embedding", choices=["id", "head"], default="id", help="z_id, the paper's choice, or z_head")
-    parser.add_argument("--fars", type=float, nargs="+", default=list(FARS), help="false accept rates; the first sets the thresholds in pictures")
-    parser.add_argument("--batch-size", type=int, default=256, help="pictures at a time")
-    parser.add_argument("--md", action="store_true", help="print the table in Markdown")
-    parser.add_argument("--json", metavar="FILE", help="write the numbers as JSON too; none: do not")
-    parser.add_argument("--sheet", metavar="FILE", help="draw into this PNG or JPEG, and more beside it; none: do not")
+    add("--embedding", choices=["id", "head"], default="id", help="z_id, the paper's choice, or z_head")
+    add("--fars", type=float, nargs="+", default=list(FARS), help="false accept rates; the first sets the thresholds in pictures")
+    add("--batch-size", type=int, default=256, help="pictures at a time")
+    add("--md", action="store_true", help="print the table in Markdown")
+    add("--json", metavar="FILE", help="write the numbers as JSON too; none: do not")
+    add("--sheet", metavar="FILE", help="draw into this PNG or JPEG, and more beside it; none: do not")
     settings = parser.parse_args(argv)
     check_fars(settings.fars)
     check_numbers(settings, batch_size=1, workers=0, k=1)
