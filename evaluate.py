@@ -134,7 +134,7 @@ def count_tiles(z, identity, look, rows, watch, tile, steps):
     for i, j in ((i, j) for i in range(0, rows, tile) for j in range(i, len(z), tile)):
         a, b = slice(i, min(i + tile, rows)), slice(j, j + tile)
         score = (z[a] * steps @ z[b].T).round_().clamp_(-steps, steps).int()                         # (A, B) in steps
-        relation = score.new_tensor(2)                                                               # 0, 1, 2 for R1, R2, R3; all R3
+        relation = score.new_full((), 2)                                                             # 0, 1, 2 for R1, R2, R3; all R3
         if np.isin(identity[a], identity[b]).any():
             relation = 2 - (people[a, None] == people[b]).int() - (looks[a, None] == looks[b]).int()  # (A, B)
         if watch:
