@@ -946,7 +946,7 @@ def parse(argv):
     parser = Parser("Evaluate Head Similarity checkpoints on held-out identities, or compare a clip with a reference.")
     add = parser.add_argument
     add("--ckpt", metavar="FILE", nargs="+", required=True, help="best.pt or last.pt of a run, or the authors' ours_vit2cls.ckpt")
-    add("--compare", metavar="PATH", nargs="+", help="a picture, then pictures or folders of frames to compare with it; none: evaluate")
+    add("--compare", metavar="PATH", nargs="+", help="a reference, then pictures or folders of frames to compare with it; none: evaluate")
     add("--attributes", metavar="NAME", nargs="*", help="KS statistics of attributes in attributes.csv, all without a NAME; none: evaluate")
     add("--energy", metavar="NAME", nargs="*", help="invariance energies of attributes that move, all without a NAME; none: evaluate")
     add("--k", type=int, default=NEIGHBOURS, help="neighbours in the invariance energy")
