@@ -13,7 +13,6 @@ Reading order: metrics of two lists of scores, all pairs of a set of embeddings,
     python evaluate.py --ckpt FILE --compare REFERENCE CLIP ...     # pictures or folders of frames
     python evaluate.py --ckpt FILE --attributes --energy            # how attributes shape the embedding
 """
-import functools
 import itertools
 import json
 import math
@@ -25,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from data import (MOVES, HeadDataset, HeadIndex, Parser, collate, command_line, data_options, is_toy, list_folder, loader, move_person,
                   open_data, read_attributes)
@@ -42,24 +41,22 @@ BINS = 100        # of the histogram of s
 # ---------------------------------------------------------------- metrics of two lists of scores
 
 def verification(genuine, impostor, fars=FARS):
-    """Cosine scores of genuine and of impostor pairs -> VR@FAR, thresholds, AUC.
+    """Scores of genuine and of impostor pairs -> {"auc", "vr": {far: v}, "threshold": {far: v}, "resolvable_far": 1 / n, "genuine",
+    "impostor": numbers of pairs g and n}; None without genuine or impostor pairs, threshold -inf where every pair is accepted.
 
-    A pair is accepted if its score is strictly above the (k + 1)-th largest impostor score, k = floor(FAR * n),
-    n impostor pairs; VR is the accepted share of the genuine pairs, 1 where k >= n. No interpolation.
-    AUC = P(genuine > impostor) + half P(equal). -> {"auc", "vr": {far: v}, "threshold": {far: v}, "resolvable_far": 1 / n,
-    "genuine", "impostor": counts}; a value is None where there are no genuine or no impostor pairs, a threshold is -inf
-    where every pair is accepted. Raises ValueError for a FAR outside [0, 1] and for a score that is no number."""
-    genuine, impostor = (np.sort(np.asarray(scores).ravel()) for scores in (genuine, impostor))
-    scores = np.unique(np.concatenate([genuine, impostor]))
+    A pair is accepted if its score is strictly above the (k + 1)-th largest impostor score, k = floor(FAR * n); VR is the accepted
+    share of the genuine pairs, 1 where k >= n. No interpolation. AUC = P(genuine > impostor) + half P(equal)."""
+    genuine, impostor = np.ravel(genuine), np.ravel(impostor)
+    scores, place = np.unique(np.concatenate([genuine, impostor]), return_inverse=True)
     if np.isnan(scores).any():
         raise ValueError("a score is not a number (NaN)")
-    counts = (np.diff(np.searchsorted(part, scores, side="right"), prepend=0) for part in (genuine, impostor))
+    counts = (np.bincount(places, minlength=len(scores)) for places in np.split(place, [len(genuine)]))
     return verification_of_counts(scores, *counts, fars)
 
 
 def verification_of_counts(scores, genuine, impostor, fars):
     """The same from distinct scores (V,), ascending, and how many genuine and impostor pairs have each, (V,) int64."""
-    fars = check_fars(fars)
+    check_fars(fars)
     g, n = int(genuine.sum()), int(impostor.sum())
     thresholds, rates = operating_points(scores, genuine, impostor, fars)
     return {"auc": auc(genuine, impostor),
@@ -85,11 +82,9 @@ def auc(higher, lower):
 
 
 def check_fars(fars):
-    """False accept rates -> list of floats; ValueError for one that is none."""
-    for far in (fars := [float(far) for far in fars]):
+    for far in fars:
         if not 0 <= far <= 1:
             raise ValueError(f"a false accept rate must lie in [0, 1]; got {far}")
-    return fars
 
 
 # ---------------------------------------------------------------- all pairs of a set of embeddings
@@ -114,73 +109,61 @@ def count_by_score(z, identity, state, *, one_of=None, watch=(), tile=1024, step
 
     one_of: (N,) bool; only pairs with at least one of these. watch: thresholds above which pairs are counted by identity.
     Works through the N x N matrix in tiles and keeps counters only (150 MB), whatever the labels; on the device of z."""
-    z = unit_rows(torch.as_tensor(z))
+    z, N = unit_rows(torch.as_tensor(z)), len(z)
     identity, state = (np.unique(labels, return_inverse=True)[1] for labels in (identity, state))
-    chosen = np.ones(len(z), dtype=bool) if one_of is None else np.asarray(one_of)
-    order = np.lexsort((state, identity, ~chosen))  # the chosen first; sorted, since most tiles are then of R3 only
-    tile = -(-max(1, len(z)) // max(1, -(-len(z) // tile)))  # tiles of nearly one size, so that all scores are rounded alike
-    counts, above = count_tiles(z[order], identity[order], state[order], int(chosen.sum()), watch, tile, steps)
+    look = np.unique(identity * N + state, return_inverse=True)[1]  # no look of two identities, and sorted by identity
+    chosen = np.ones(N, dtype=bool) if one_of is None else np.asarray(one_of)
+    order = np.lexsort((look, ~chosen))  # the chosen first; sorted, since most tiles are then of R3 only
+    tile = math.ceil(N / max(1, math.ceil(N / tile))) or 1  # tiles of nearly one size, so that all scores are rounded alike
+    counts, above = count_tiles(z[order], identity[order], look[order], int(chosen.sum()), watch, tile, steps)
     for end, near in ((-1, slice(-1 - SAME, -1)), (0, slice(1, 1 + SAME))):
         counts[:, end] += counts[:, near].sum(dim=1)
         counts[:, near] = 0
     scores = counts.sum(dim=0).nonzero().flatten()
-    above[:, :2] //= 2                              # both pictures of an R1 or R2 pair are of its one identity
-    pairs = pairs_of_people(identity, state, above.shape[2])
-    if one_of is not None:
-        pairs = pairs - pairs_of_people(identity[~chosen], state[~chosen], above.shape[2])
-    return PairCounts(scores.cpu().numpy() / steps - 1, counts[:, scores].cpu().numpy(), above.cpu().numpy(), pairs)
+    above[:, :2] //= 2                   # both pictures of an R1 or R2 pair are of its one identity
+    everyone, others = (pairs_of_people(identity[some], look[some], above.shape[2]) for some in (slice(None), ~chosen))
+    return PairCounts(scores.cpu().numpy() / steps - 1, counts[:, scores].cpu().numpy(), above.cpu().numpy(), everyone - others)
 
 
-def count_tiles(z, identity, state, rows, watch, tile, steps):
+def count_tiles(z, identity, look, rows, watch, tile, steps):
     """The loop of count_by_score over the pairs (i, j), i < j and i < rows -> counts (3, 2 * steps + 1), above (W, 3, I)."""
-    people, looks = (torch.as_tensor(labels, device=z.device) for labels in (identity, state))
-    I = int(identity.max(initial=0)) + 1
+    people, looks = (torch.as_tensor(labels, device=z.device) for labels in (identity, look))
     counts, total = (z.new_zeros(3 * (2 * steps + 1), dtype=dtype) for dtype in (torch.int32, torch.int64))
-    above = z.new_zeros(len(watch), 3 * I, dtype=torch.int64)
-    watch, counted = [max(threshold * steps, -steps - 1) for threshold in watch], 0
+    above, counted = z.new_zeros(len(watch), 3, int(identity.max(initial=0)) + 1, dtype=torch.int64), 0
+    watch = [max(threshold * steps, -steps - 1) for threshold in watch]
     for i, j in ((i, j) for i in range(0, rows, tile) for j in range(i, len(z), tile)):
         a, b = slice(i, min(i + tile, rows)), slice(j, j + tile)
         score = (z[a] * steps @ z[b].T).round_().clamp_(-steps, steps).int()                         # (A, B) in steps
-        relation = None                                                                              # all R3
+        relation = score.new_full((), 2)                                                             # 0, 1, 2 for R1, R2, R3; all R3
         if np.isin(identity[a], identity[b]).any():
-            relation = relations(people[a, None], people[b], looks[a, None], looks[b])               # (A, B)
+            relation = 2 - (people[a, None] == people[b]).int() - (looks[a, None] == looks[b]).int()  # (A, B)
         if watch:
             tally(above, score, relation, people[a], people[b], watch, i == j)
-        bins = score.add_((2 if relation is None else relation) * (2 * steps + 1) + steps)
+        bins = score.add_(relation * (2 * steps + 1) + steps)
         bins = bins[torch.ones_like(bins, dtype=torch.bool).triu_(1)] if i == j else bins.flatten()  # each pair once
         if counted + len(bins) > SMALL_COUNTER:
             total.add_(counts)
             counted, counts = 0, counts.zero_()
         counts.index_add_(0, bins, counts.new_ones(1).expand(len(bins)))
         counted += len(bins)
-    return total.add_(counts).view(3, -1), above.view(-1, 3, I)
-
-
-def relations(person_a, person_b, look_a, look_b):
-    """Labels that broadcast -> int32, 0, 1, 2 for R1, R2, R3."""
-    same = person_a == person_b
-    return 2 - same.int() - (same & (look_a == look_b)).int()
+    return total.add_(counts).view(3, -1), above
 
 
 def tally(above, score, relation, people_a, people_b, thresholds, diagonal):
-    """Add the pairs of a tile that score above each threshold to `above` (W, 3 * I), for either picture's identity."""
-    place = (score.flatten() > min(thresholds)).nonzero().flatten()       # few pairs, at the usual FARs
-    r, c = place // score.shape[1], place % score.shape[1]
+    """Add the pairs of a tile that score above each threshold to `above` (W, 3, I), for either picture's identity."""
+    a, b = (score > min(thresholds)).nonzero().T                # few pairs, at the usual FARs
     if diagonal:
-        place, r, c = place[c > r], r[c > r], c[c > r]
-    score, offset = score.flatten()[place], (2 if relation is None else relation.flatten()[place]) * (above.shape[1] // 3)
-    keys = (people_a[r] + offset, people_b[c] + offset)
+        a, b = a[b > a], b[b > a]
+    place = relation.expand_as(score)[a, b].repeat(2) * above.shape[2] + torch.cat([people_a[a], people_b[b]])
+    score = score[a, b].repeat(2)                               # every pair at both ends
     for count, threshold in zip(above, thresholds):
-        hit = score > threshold
-        for key in keys:
-            count += torch.bincount(key[hit], minlength=len(count))
+        count += torch.bincount(place[score > threshold], minlength=count.numel()).view_as(count)
 
 
-def pairs_of_people(identity, state, I):
-    """Labels (N,), 0 to I - 1 and any -> (3, I) int64: pairs of each relation in which each identity takes part."""
-    size = np.bincount(identity, minlength=I)                             # (I,) pictures
-    look, first, size_of_look = np.unique(identity * (state.max(initial=0) + 1) + state, return_index=True, return_counts=True)[0:3]
-    r1 = np.bincount(identity[first], weights=size_of_look * (size_of_look - 1) / 2, minlength=I).astype(np.int64)
+def pairs_of_people(identity, look, I):
+    """Labels (N,), below I and any -> (3, I) int64: pairs of each relation in which each identity takes part."""
+    size, partners = np.bincount(identity, minlength=I), np.bincount(look)[look] - 1  # (I,) pictures; (N,) others of the same look
+    r1 = np.bincount(identity, partners, I).astype(np.int64) // 2
     return np.stack([r1, size * (size - 1) // 2 - r1, size * (len(identity) - size)])
 
 
@@ -192,7 +175,7 @@ def score_embeddings(z, identity, state, fars=FARS, *, one_of=None, seed=0):
     identity and head: verification, with {"interval": {far: 95 % interval of the VR, or None}, "allowed_impostors": {far: pairs
     behind it}, "roc": {"far": .., "vr": ..}}; head also {"mistaken_looks": {far: share of R2 accepted}}, which a FAR over mostly
     R3 hides. one_of: (N,) bool; only pairs with at least one of these."""
-    fars = check_fars(fars)
+    check_fars(fars)
     if not np.ndim(z) == 2 or not len(z) == len(identity) == len(state) == len(state if one_of is None else one_of):
         raise ValueError(f"embeddings (N, E) and labels (N,) must go together; got {tuple(np.shape(z))}, {len(identity)} and {len(state)} labels")
     watch = guess_thresholds(z, identity, state, fars, one_of, seed)
@@ -223,9 +206,9 @@ def guess_thresholds(z, identity, state, fars, one_of, seed):
     the right one, and that must be known before the one pass over all pairs."""
     shuffled = np.random.default_rng(seed).permutation(len(identity))
     chosen = np.ones(len(shuffled), dtype=bool) if one_of is None else np.asarray(one_of)
-    some = np.concatenate([shuffled[chosen[shuffled]][:SAMPLE], shuffled[~chosen[shuffled]][:SAMPLE]])
+    some = np.concatenate([shuffled[part[shuffled]][:SAMPLE] for part in (chosen, ~chosen)])
     sample = count_by_score(torch.as_tensor(z)[some], np.asarray(identity)[some], np.asarray(state)[some],
-                            one_of=None if one_of is None else chosen[some], steps=COARSE)
+                            one_of=chosen[some], steps=COARSE)
     thresholds = []
     for genuine, impostor in (sides(sample.counts, task) for task in TASKS):
         thresholds += operating_points(sample.scores, genuine, impostor, fars)[0].tolist() if impostor.any() else [np.inf] * len(fars)
@@ -238,27 +221,25 @@ def sides(counts, task):
 
 
 def resample(counted, seed):
-    """Draw the identities anew, with replacement: PairCounts -> (1 + RESAMPLES, W + 1, 3) pairs above each watched threshold
-    and, last, all pairs. The first row is the data as it is.
+    """Draw the identities anew, with replacement: PairCounts -> (W + 1, 3, 1 + RESAMPLES) pairs above each watched threshold
+    and, last, all pairs. The first draw is the data as it is.
 
     With identity a drawn w_a times, a pair within a counts w_a times, a pair of a and b w_a w_b times; of the latter the
     linear part, w_a + w_b - 1, which needs the pairs of each identity only and not of each two."""
     parts = np.concatenate([counted.above, counted.pairs[None]]).astype(float)              # (W + 1, 3, I)
-    I, rng, rows = parts.shape[2], np.random.default_rng(seed), []
-    across = parts[:, 2].sum(axis=1) / 2
-    for draw in range(1 + RESAMPLES):
-        w = np.bincount(rng.integers(0, I, I), minlength=I) if draw else np.ones(I)
-        rows.append(parts @ w)                                                              # (W + 1, 3)
-        rows[-1][:, 2] -= across
-    return np.stack(rows)
+    I, rng = parts.shape[2], np.random.default_rng(seed)
+    w = np.stack([np.ones(I), *(np.bincount(rng.integers(0, I, I), minlength=I) for _ in range(RESAMPLES))], axis=1)
+    drawn = parts @ w                                                                       # (W + 1, 3, 1 + RESAMPLES)
+    drawn[:, 2] -= parts[:, 2].sum(axis=1, keepdims=True) / 2
+    return drawn
 
 
 def interval(counted, resampled, task, far, place):
-    """95 % interval of the VR at a FAR, [low, high]; None where there are no pairs or too few identities to draw from.
+    """95 % interval of the VR at a FAR, [low, high]; None without pairs, or with too few identities to draw from.
 
     A draw in which `ratio` times as many impostors pass the watched threshold has its own threshold where far / ratio of
     the data's impostors pass; its VR is the data's there, plus what its genuine pairs gain at the watched threshold."""
-    (g, n), (all_g, all_n) = (sides(resampled[:, row].T, task) for row in (place, -1))      # (1 + RESAMPLES,) each
+    (g, n), (all_g, all_n) = (sides(resampled[row], task) for row in (place, -1))           # (1 + RESAMPLES,) each
     if counted.pairs.shape[1] < FEW or not all_g[0] or not all_n[0]:
         return None
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -295,41 +276,50 @@ def embed_rows(network, index, rows, *, size, faces=False, what="pictures", batc
     return torch.cat(z) if z else torch.zeros(0, 1), np.concatenate(kept), sum(unreadable, [])
 
 
+def embed_all(networks, index, rows, device="cpu", **how):
+    """Embed rows of an index by each network of rows_of_table -> ({name: (z, rows that could be read)}, messages of the others), told
+    on screen."""
+    embeddings, messages = {}, set()
+    for name, network, embed, faces in networks:
+        seen, size = rows[index.has_face[rows]] if faces else rows, network.to(device).image_size
+        *embeddings[name], unreadable = embed_rows(embed, index, seen, size=size, faces=faces, what=name, device=device, **how)
+        messages |= set(unreadable)
+    for message in sorted(messages):
+        print(f"left out: {message}")
+    return embeddings, sorted(messages)
+
+
 def rows_of_table(students, teachers, which, flip_sum=False):
-    """{name: network} each -> [(name of the row, network, its embedding of pictures (B, 3, S, S), does it see aligned faces?)]."""
+    """{name: network} each -> [(name of the row, network, its embedding of pictures (B, 3, S, S), does it see aligned faces?)].
+
+    A teacher has two rows. flip_sum: its embedding of a picture is that of the picture plus that of its mirror image, neither
+    normalised, as in published figures of face recognisers; its rows say so. which: the student's embedding, "id" or "head"."""
     rows = []
     for name, teacher in teachers.items():
         embed = (lambda pictures, network=teacher: network(pictures) + network(pictures.flip(3))) if flip_sum else teacher
-        rows += [(f"{name}{'+mirror' * flip_sum}, {kind}", teacher, embed, kind == "aligned faces") for kind in ("aligned faces", "whole heads")]
-    return rows + [(f"{name}, whole heads", student, lambda heads, network=student: getattr(network(heads), "z_" + which), False)
-                   for name, student in students.items()]
+        name += "+mirror" * flip_sum
+        rows += [(f"{name}, aligned faces", teacher, embed, True), (f"{name}, whole heads", teacher, embed, False)]
+    for name, student in students.items():
+        rows.append((f"{name}, whole heads", student, lambda heads, network=student: getattr(network(heads), "z_" + which), False))
+    return rows
 
 
 def evaluate(students, teachers, index, rows, *, which="id", fars=FARS, flip_sum=False, device="cpu", **how):
-    """Score networks, {name: network}, on rows of an index -> (table rows, z of the first student, its rows, unreadable).
-
-    A teacher has two rows, aligned faces and whole heads. A student has one, and one more for the pairs in which at least
-    one picture has no face, where there are some. flip_sum: the teacher's embedding of a picture is that of the picture plus
-    that of its mirror image, neither normalised, as in published figures of face recognisers; its rows say so."""
-    table, unreadable, first = [], set(), (torch.zeros(0, 1), rows[:0])
-    for what, network, embed, faces in rows_of_table(students, teachers, which, flip_sum):
-        network.to(device)
-        z, kept, left_out = embed_rows(embed, index, rows[index.has_face[rows]] if faces else rows, size=network.image_size,
-                                       faces=faces, what=what, device=device, **how)
-        unreadable |= set(left_out)
-        if not len(kept):
-            continue
-        people, trained = np.unique(index.identity[kept]), set(getattr(network, "trained", []))
-        row = {"pictures": len(kept), "people": len(people), "trained_on": sum(index.names[person] in trained for person in people)}
-        behind, views = ~index.has_face[kept], [(what, None)]
+    """Score networks, {name: network}, on rows of an index -> (table rows, z of the first student, its rows, unreadable). A student has
+    one row more for the pairs in which at least one picture has no face, where there are some."""
+    networks, table = rows_of_table(students, teachers, which, flip_sum), []
+    embeddings, unreadable = embed_all(networks, index, rows, device, **how)
+    for name, network, _, _ in networks:
+        z, kept = embeddings[name]
+        people, trained = np.unique(index.identity[kept]), getattr(network, "trained", [])
+        row = {"pictures": len(kept), "people": len(people), "trained_on": int(np.isin(np.array(index.names)[people], trained).sum())}
+        behind, views = ~index.has_face[kept], {name: None} if len(kept) else {}
         if network in students.values() and 0 < behind.sum() < len(behind):
-            views.append((what.replace(", whole heads", ", from behind"), behind))
-        for what, one_of in views:
+            views[name.replace(", whole heads", ", from behind")] = behind
+        for view, one_of in views.items():
             scores = score_embeddings(z.to(device), index.identity[kept], index.state[kept], fars, one_of=one_of)
-            table.append({"name": what, **row, **scores})
-        if network in students.values() and not len(first[1]):
-            first = z, kept
-    return table, *first, sorted(unreadable)
+            table.append({"name": view, **row, **scores})
+    return table, *embeddings[f"{next(iter(students))}, whole heads"], unreadable
 
 
 # ---------------------------------------------------------------- the table
@@ -339,78 +329,65 @@ def show(value, mark=""):
     return "n/a" if value is None else f"{value:.3f}{mark}"
 
 
-def table_cells(row, fars):
-    """A row of the table -> {group: [(column, value, 95 % interval or "")]}."""
-    groups = {}
-    for task, title in (("identity", "identity verification"), ("head", "head similarity")):
-        result, cells = row[task], []
-        for far in fars:
-            ends, mark = result["interval"][far], "" if result["allowed_impostors"][far] else "*"
-            cells.append((f"VR@{far:g}", show(result["vr"][far], mark), ends and "{:.3f}-{:.3f}".format(*ends) or ""))
-        groups[title] = cells + [("AUC", show(result["auc"]), "")]
-    order = row["ordering"]
-    groups["mean s"] = [(name, show(order["mean"][name]), "") for name in RELATIONS]
-    groups["ordering"] = [(name, show(order[name]), "") for name in ("R1>R2", "R2>R3")]
-    return groups
-
-
 def row_name(row):
     """The name of a row; with it, how many of the people the network was trained on."""
     return row["name"] + (f" [trained on {row['trained_on']} of {row['people']} people]" if row["trained_on"] else "")
 
 
-def print_table(table, fars, markdown=False):
-    """Print a row a network, each VR with its 95 % interval, then what stands behind the numbers."""
-    all_cells = [table_cells(row, fars) for row in table]
+def print_grid(grid, markdown):
+    """Print a table: rows of cells, first the headings; the first cell of a row is its name. A cell may have line breaks."""
     if markdown:
-        heads = [f"{group} {column}" for group, cells in all_cells[0].items() for column, _, _ in cells]
-        print("\n| | " + " | ".join(heads) + " |\n|---" + "|---:" * len(heads) + "|")
-        for row, groups in zip(table, all_cells):
-            cells = [value + (f" ({ends})" if ends else "") for cells in groups.values() for _, value, ends in cells]
-            print("| " + " ".join(row_name(row).replace("|", "\\|").split()) + " | " + " | ".join(cells) + " |")
-        print()
-    else:
-        wide, width = 1 + max([22, *(len(row_name(row)) for row in table)]), {"identity verification": 12, "head similarity": 12}
-
-        def line(name, groups, place):
-            parts = ["".join(f"{cell[place]:>{width.get(group, 7)}}" for cell in cells) for group, cells in groups.items()]
-            print((name.ljust(wide) + " |".join(parts)).rstrip())
-
-        print("\n" + " " * wide + " |".join(f"{group:>{len(cells) * width.get(group, 7)}}" for group, cells in all_cells[0].items()))
-        line("", all_cells[0], 0)
-        for row, groups in zip(table, all_cells):
-            line(row_name(row), groups, 1)
-            if any(ends for cells in groups.values() for _, _, ends in cells):
-                line("", groups, 2)
-    print_notes(table, fars)
+        lines = ["| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in row) + " |" for row in grid]
+        print("", lines[0], "|---" + "|---:" * (len(grid[0]) - 1) + "|", *lines[1:], "", sep="\n")
+        return
+    widths = [max(len(line) for cell in column for line in cell.split("\n")) for column in zip(*grid)]
+    for row in grid:
+        for name, *cells in itertools.zip_longest(*(cell.split("\n") for cell in row), fillvalue=""):
+            print((name.ljust(widths[0]) + "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:]))).rstrip())
 
 
-def print_notes(table, fars):
-    """Print what stands behind a table: intervals, FARs that the data cannot resolve, numbers of pairs."""
+def table_cells(row, fars):
+    """A row of the table -> {heading: cell}, each VR with its 95 % interval below."""
+    cells = {}
+    for task, title in (("identity", "identity\nverification"), ("head", "head\nsimilarity")):
+        result = row[task]
+        for far in fars:
+            cell = show(result["vr"][far], "" if result["allowed_impostors"][far] else "*")
+            ends = result["interval"][far]
+            cells[f"{title}\nVR@{far:g}"] = cell + ("\n({:.3f}-{:.3f})".format(*ends) if ends else "")
+        cells[f"{title}\nAUC"] = show(result["auc"])
+    cells |= {f"\nmean s\n{name}": show(mean) for name, mean in row["ordering"]["mean"].items()}
+    return cells | {f"\nordering\n{name}": show(row["ordering"][name]) for name in ("R1>R2", "R2>R3")}
+
+
+def print_table(table, fars, markdown=False):
+    """Print a row a network, then what stands behind the numbers: intervals, FARs that the data cannot resolve, numbers of pairs."""
+    print_grid([["", *table_cells(table[0], fars)], *([row_name(row), *table_cells(row, fars).values()] for row in table)], markdown)
     print(f"with each VR: its 95 % interval, by {RESAMPLES} bootstrap draws of the people, if at least {FEW}; ordering: how often one score is higher")
     if any(row["name"].endswith("from behind") for row in table):
         print("from behind: pairs in which at least one picture has no face")
     same = {}
     for row in table:
-        same.setdefault((row["pictures"], row["people"], tuple(row["pairs"].values())), []).append(row)
-    for (pictures, people, _), rows in same.items():
-        pairs, tasks = rows[0]["pairs"], [(name, rows[0][task]) for name, task in (("identity", "identity"), ("head similarity", "head"))]
-        missing = " and ".join(name for name, count in pairs.items() if not count)
-        print(f"{'; '.join(row['name'] for row in rows)}: {pictures} pictures of {people} people, {sum(pairs.values())} pairs: "
-              + ", ".join(f"{count} {name}" for name, count in pairs.items()) + (f"; n/a: no pairs of {missing}" if missing else ""))
+        same.setdefault((row["pictures"], row["people"], *row["pairs"].values()), []).append(row)
+    for (pictures, people, *counts), rows in same.items():
+        tasks = {"identity": rows[0]["identity"], "head similarity": rows[0]["head"]}
+        missing = " and ".join(name for name, count in zip(RELATIONS, counts) if not count)
+        print(f"{'; '.join(row['name'] for row in rows)}: {pictures} pictures of {people} people, {sum(counts)} pairs: "
+              + ", ".join(f"{count} {name}" for name, count in zip(RELATIONS, counts)) + (f"; n/a: no pairs of {missing}" if missing else ""))
         print("  impostor pairs allowed at FAR " + "; ".join(f"{far:g}: " + ", ".join(
-            f"{result['allowed_impostors'][far]} ({name})" for name, result in tasks) for far in fars))
-        starred = [f"1/{result['impostor']} = {result['resolvable_far']:.2g} for {name}" for name, result in tasks
+            f"{result['allowed_impostors'][far]} ({name})" for name, result in tasks.items()) for far in fars))
+        starred = [f"1/{result['impostor']} = {result['resolvable_far']:.2g} for {name}" for name, result in tasks.items()
                    if result["impostor"] and not all(result["allowed_impostors"].values())]
         if starred:
             print(f"  * too few impostor pairs for this FAR; the smallest that they resolve: {', '.join(starred)}")
 
 
 def write_json(path, content):
-    """Write what any JSON reader accepts: UTF-8, null for minus infinity, never half a file."""
+    """Write what any JSON reader accepts: UTF-8, null for minus infinity, never half a file; said on screen."""
     with open(f"{path}.tmp", "w", encoding="utf-8") as file:  # a threshold of -inf (every pair accepted) has no JSON number
         file.write(re.sub('(?<=": )-Infinity', "null", json.dumps(content, indent=1)))
     os.replace(f"{path}.tmp", path)
+    print(f"numbers: {path}")
 
 
 # ---------------------------------------------------------------- pictures
@@ -418,25 +395,25 @@ def write_json(path, content):
 MEANING = {"R1": "same look", "R2": "same person, other look", "R3": "another person", None: "unreadable"}
 COLOURS = {"R1": (30, 150, 60), "R2": (235, 160, 0), "R3": (205, 40, 40), None: (120, 120, 120)}  # green, amber, red
 CURVES = [(20, 90, 200), (0, 0, 0), (150, 60, 200), (0, 170, 190), (130, 130, 130), (240, 100, 180), (110, 70, 40), (90, 110, 240)]
-FONT = functools.cache(ImageFont.load_default)
+RELATION_LEGEND = [(COLOURS[name], f"{name} {MEANING[name]}") for name in RELATIONS]
+ImageDraw.ImageDraw.font = ImageFont.load_default(12)  # of all text in pictures
 
 
 def framed(pixels, relation, text):
-    """(3, S, S) uint8 tensor -> (3, S + 24, S + 8) uint8: framed in the colour of its relation, a line of text below."""
-    side = pixels.shape[1]
-    cell = Image.new("RGB", (side + 8, side + 24), "white")
-    cell.paste(COLOURS[relation], (1, 1, side + 7, side + 7))
-    cell.paste(Image.fromarray(pixels.permute(1, 2, 0).numpy()), (4, 4))
-    ImageDraw.Draw(cell).text((cell.width / 2, side + 15), text, fill="black", anchor="mm", font=FONT(11))
-    return torch.from_numpy(np.array(cell)).permute(2, 0, 1)
+    """(3, S, S) uint8 tensor -> PIL picture (S + 8, S + 24): framed in the colour of its relation, a line of text below."""
+    cell = ImageOps.expand(Image.fromarray(pixels.permute(1, 2, 0).numpy()), 3, COLOURS[relation])
+    cell = ImageOps.expand(cell, (1, 1, 1, 17), "white")
+    ImageDraw.Draw(cell).text((cell.width / 2, cell.height - 9), text, fill="black", anchor="mm")
+    return cell
 
 
-def grid_of(cells, columns, below=0):
-    """Cells of equal size, `columns` a row -> PIL picture with `below` white rows under it."""
-    from torchvision.utils import make_grid  # here, since importing torchvision takes as long as all the rest
-    grid = Image.fromarray(make_grid(cells, nrow=columns, padding=2, pad_value=255).permute(1, 2, 0).numpy())
-    sheet = Image.new("RGB", (grid.width, grid.height + below), "white")
-    sheet.paste(grid)
+def grid_of(rows, columns, below=0):
+    """Rows of pictures of equal size, up to `columns` each -> PIL picture with `below` white lines under them."""
+    width, height = (side + 2 for side in rows[0][0].size)
+    sheet = Image.new("RGB", (2 + columns * width, 2 + len(rows) * height + below), "white")
+    for y, row in enumerate(rows):
+        for x, cell in enumerate(row):
+            sheet.paste(cell, (2 + x * width, 2 + y * height))
     return sheet
 
 
@@ -444,11 +421,8 @@ def legend(draw, x, y, entries, step=0):
     """Draw (colour, text) entries as squares with text, in a row from (x, y), or with step one below the other."""
     for colour, text in entries:
         draw.rectangle((x, y - 5, x + 10, y + 5), fill=colour)
-        draw.text((x + 15, y), text, fill="black", anchor="lm", font=FONT(12))
-        x, y = (x, y + step) if step else (x + 35 + draw.textlength(text, font=FONT(12)), y)
-
-
-RELATION_LEGEND = [(COLOURS[name], f"{name} {MEANING[name]}") for name in RELATIONS]
+        draw.text((x + 15, y), text, fill="black", anchor="lm")
+        x, y = (x, y + step) if step else (x + 35 + draw.textlength(text), y)
 
 
 def axes(draw, box, x_ticks, y_ticks, x_label, y_label):
@@ -462,13 +436,13 @@ def axes(draw, box, x_ticks, y_ticks, x_label, y_label):
 
     for x, text in x_ticks.items():
         draw.line((place(x, y0), place(x, y1)), fill=(225, 225, 225))
-        draw.text((place(x, y0)[0], bottom + 7), text, fill="black", anchor="mt", font=FONT(12))
+        draw.text((place(x, y0)[0], bottom + 7), text, fill="black", anchor="mt")
     for y, text in y_ticks.items():
         draw.line((place(x0, y), place(x1, y)), fill=(225, 225, 225))
-        draw.text((left - 5, place(x0, y)[1]), text, fill="black", anchor="rm", font=FONT(12))
+        draw.text((left - 5, place(x0, y)[1]), text, fill="black", anchor="rm")
     draw.rectangle(box, outline="black")
-    draw.text(((left + right) / 2, bottom + 24), x_label, fill="black", anchor="mt", font=FONT(13))
-    draw.text((left, top - 6), y_label, fill="black", anchor="lb", font=FONT(13))
+    draw.text(((left + right) / 2, bottom + 24), x_label, fill="black", anchor="mt")
+    draw.text((left, top - 6), y_label, fill="black", anchor="lb")
     return place
 
 
@@ -482,13 +456,13 @@ def histogram_sheet(table, far, path):
     height = 320
     sheet = Image.new("RGB", (760, height * len(table)), "white")
     draw, centres = ImageDraw.Draw(sheet), (np.arange(BINS) + 0.5) / BINS * 2 - 1
-    for i, row in enumerate(table):
-        top, shares = i * height, {name: np.array(counts) / max(1, sum(counts)) for name, counts in row["histogram"].items()}
+    for top, row in zip(itertools.count(0, height), table):
+        shares = {name: np.array(counts) / max(1, sum(counts)) for name, counts in row["histogram"].items()}
         highest = max(0.04, *(share.max() for share in shares.values()))
         step = next(step for step in (0.01, 0.02, 0.05, 0.1, 0.25) if highest <= 5 * step)
-        y_ticks = ticks(0, math.ceil(highest / step) * step, step, "{:.0%}")
-        draw.text((60, top + 14), row_name(row), fill="black", anchor="lm", font=FONT(15))
+        draw.text((60, top + 14), row_name(row), fill="black", anchor="lm")
         legend(draw, 60, top + 36, RELATION_LEGEND)
+        y_ticks = ticks(0, math.ceil(highest / step) * step, step, "{:.0%}")
         place = axes(draw, (60, top + 92, 740, top + height - 45), ticks(-1, 1, 0.25), y_ticks, "cosine similarity s",
                      f"share of the relation's pairs in a bin of {2 / BINS:g}")
         for name, share in shares.items():
@@ -497,15 +471,14 @@ def histogram_sheet(table, far, path):
             if (threshold := row[task]["threshold"][far]) is not None and threshold > -1:
                 x, bottom = place(threshold, 0)
                 draw.line((x, top + lift, x, bottom), fill=(60, 60, 60), width=1)
-                draw.text((x - 4, top + lift + 4), f"{title} above {threshold:.3f} (FAR {far:g})", fill=(60, 60, 60), anchor="rm", font=FONT(12))
+                draw.text((x - 4, top + lift + 4), f"{title} above {threshold:.3f} (FAR {far:g})", fill=(60, 60, 60), anchor="rm")
     sheet.save(path)
 
 
 def roc_sheet(table, path):
     """Draw VR against FAR, on a logarithmic axis, of all rows of the table: identity verification, and head similarity."""
     sheet = Image.new("RGB", (960, 470 + 18 * len(table)), "white")
-    draw = ImageDraw.Draw(sheet)
-    curves = [(row, colour) for row, colour in zip(table, itertools.cycle(CURVES))]
+    draw, curves = ImageDraw.Draw(sheet), list(zip(table, itertools.cycle(CURVES)))
     for left, task, title in ((60, "identity", "identity verification"), (540, "head", "head similarity")):
         rocs = [(row[task]["roc"], colour) for row, colour in curves if row[task]["roc"]]
         lowest = min([-1, *(math.floor(math.log10(roc["far"][0])) for roc, _ in rocs)])
@@ -519,47 +492,40 @@ def roc_sheet(table, path):
 
 def relation_of(index, a, b):
     """"R1", "R2" or "R3": the relation of two rows of an index."""
-    if index.identity[a] != index.identity[b]:
-        return "R3"
-    return "R1" if index.state[a] == index.state[b] else "R2"
+    return RELATIONS[2 - int(index.identity[a] == index.identity[b]) - int(index.state[a] == index.state[b])]
 
 
 def gallery_sheet(z, index, rows, path, *, queries=6, columns=10, side=80):
-    """Draw ranked galleries: one query a row, then the gallery pictures most similar to it, best first, framed green
-    (R1), amber (R2), red (R3), the score below.
+    """Draw ranked galleries: a query a row, then what is most similar to it, best first, the score below. z (n, E) belongs to rows (n,).
 
-    z (n, E) belongs to rows (n,). Queries are spread over the identities. The gallery holds two pictures of each
-    appearance state, so that a row gets past the query's own clip."""
-    z, rows = unit_rows(z), np.asarray(rows)
-    order = np.lexsort((rows, index.state[rows]))
-    states = index.state[rows[order]]
-    place = np.empty(len(rows), dtype=np.int64)                     # place of a picture within its state
-    place[order] = np.arange(len(rows)) - np.searchsorted(states, states)
+    Queries are spread over the identities. The gallery holds two pictures of each look, so that a row gets past the query's clip."""
+    z, dataset, sheet, by_state = unit_rows(z), HeadDataset(index, head_size=side, face_size=0), [], {}
+    for place, row in enumerate(rows):
+        by_state.setdefault(index.state[row], []).append(place)
+    gallery = np.sort(np.concatenate([places[:2] for places in by_state.values()]))
     people, first = np.unique(index.identity[rows], return_index=True)
-    dataset, cells = HeadDataset(index, head_size=side, face_size=0), []
     for query in first[np.linspace(0, len(people) - 1, min(queries, len(people))).round().astype(int)]:
-        gallery = np.flatnonzero((place < 2) & (np.arange(len(rows)) != query))
-        s = (z[gallery] @ z[query]).numpy()
+        others = gallery[gallery != query]
+        s = (z[others] @ z[query]).numpy()
         best = np.argsort(-s, kind="stable")[:columns]
-        cells.append(framed(dataset[rows[query]][1], None, "query"))
-        for row, score in zip(rows[gallery[best]], s[best]):
-            cells.append(framed(dataset[row][1], relation_of(index, rows[query], row), f"{score:.2f}"))
-        cells += [torch.full_like(cells[0], 255)] * (columns - len(best))
-    sheet = grid_of(cells, columns + 1, below=24)
+        sheet.append([framed(dataset[rows[query]][1], None, "query")])
+        for row, score in zip(rows[others[best]], s[best]):
+            sheet[-1].append(framed(dataset[row][1], relation_of(index, rows[query], row), f"{score:.2f}"))
+    sheet = grid_of(sheet, columns + 1, below=24)
     legend(ImageDraw.Draw(sheet), 8, sheet.height - 13, [*RELATION_LEGEND, ((255, 255, 255), "number: cosine similarity to the query")])
     sheet.save(path)
 
 
-def save_sheets(path, table, z, index, kept, far, whose):
-    """Draw ranked galleries, by the z of the student `whose`, into path, and beside it -scores and -roc of the whole table."""
+def sheet_files(path):
+    """--sheet FILE -> the files that are drawn: FILE, and beside it FILE-scores and FILE-roc."""
     stem, ending = os.path.splitext(path)
-    gallery_sheet(z, index, kept, path)
-    histogram_sheet(table, far, f"{stem}-scores{ending}")
-    roc_sheet(table, f"{stem}-roc{ending}")
-    print(f"pictures: {path} (galleries by {whose}), {stem}-scores{ending}, {stem}-roc{ending}")
+    return [path, f"{stem}-scores{ending}", f"{stem}-roc{ending}"]
 
 
 # ---------------------------------------------------------------- compare: the same person, looking the same?
+
+THRESHOLDS = ("identity", "identity_vr", "head", "head_vr", "mistaken_looks", "far", "people", "resolvable_far")  # numbers, beside "data"
+
 
 def calibrate(scores, far, people, data):
     """What score_embeddings gave on so many people of a folder -> thresholds to judge other pictures by, and what to expect
@@ -573,11 +539,6 @@ def calibrate(scores, far, people, data):
             "resolvable_far": max(identity["resolvable_far"], head["resolvable_far"])}
 
 
-def judge(score, thresholds):
-    """A score -> "R1", "R2" or "R3" by calibrated thresholds."""
-    return "R1" if score > thresholds["head"] else "R2" if score > thresholds["identity"] else "R3"
-
-
 def frames_of(clip, reference):
     """Pictures and folders of frames -> list of files; the frames of a folder in the order of the numbers in their names,
     without the reference, should it lie there."""
@@ -585,63 +546,50 @@ def frames_of(clip, reference):
         raise ValueError(f"the reference must be one picture; {reference} is a folder")
     files = []
     for path in clip:
-        if os.path.isdir(path):
-            folders, frames = list_folder(path)
-            frames = [name for name in frames if os.path.realpath(os.path.join(path, name)) != os.path.realpath(reference)]
-            if not frames:
-                raise ValueError(f"{path}: no pictures to compare in this folder; it has {len(folders)} folders in it")
-            number = lambda name: [int(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", name))]
-            files += [os.path.join(path, name) for name in sorted(frames, key=number)]
-        else:
+        if not os.path.isdir(path):
             files.append(path)
+            continue
+        folders, names = list_folder(path)
+        names.sort(key=lambda name: [int(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", name))])
+        frames = [os.path.join(path, name) for name in names]
+        frames = [frame for frame in frames if os.path.realpath(frame) != os.path.realpath(reference)]
+        if not frames:
+            raise ValueError(f"{path}: no pictures to compare in this folder; it has {len(folders)} folders in it")
+        files += frames
     return files
 
 
-def index_of_files(files):
-    """Picture files -> HeadIndex of them, in order, with no labels."""
-    n = len(files)
-    zeros = np.zeros(n, dtype=np.int64)
-    return HeadIndex("", None, ["clip"], np.array([os.fsencode(file) for file in files]), zeros, zeros, np.zeros((n, 2), complex),
-                     np.zeros(n, dtype=bool), [])
-
-
 def compare(student, thresholds, reference, files, *, which="id", json_file=None, sheet=None, **how):
-    """Judge each frame of a clip by its similarity to the reference picture; print it, write JSON and a sheet.
-
-    -> exit status: 1 where some frames could not be read, else 0."""
-    index = index_of_files([reference, *files])
-    z, kept, unreadable = embed_rows(lambda heads: student.embed(heads, which), index, np.arange(1 + len(files)), size=student.image_size,
+    """Judge each frame of a clip by its similarity to the reference picture; print it, write JSON and a sheet. -> exit status: 1 where
+    some frames could not be read, else 0."""
+    paths, none = np.array([os.fsencode(file) for file in (reference, *files)]), np.zeros(1 + len(files), dtype=np.int64)
+    index = HeadIndex("", None, ["clip"], paths, none, none, np.zeros((len(none), 2), complex), none > 0, [])
+    z, kept, unreadable = embed_rows(lambda heads: student.embed(heads, which), index, np.arange(len(paths)), size=student.image_size,
                                      what="frames", **how)
     if 0 not in kept or len(kept) == 1:
         raise ValueError(unreadable[0] if 0 not in kept else f"not one of {len(files)} frames could be read ({unreadable[0]})")
     scores = dict(zip(kept.tolist(), (unit_rows(z) @ unit_rows(z[:1])[0]).clamp(-1, 1).tolist()))
-    frames = [{"file": file, "score": scores.get(row), "relation": judge(scores[row], thresholds) if row in scores else None}
-              for row, file in enumerate(files, 1)]
-    summary = summarise(frames)
     print(f"reference: {reference}")
-    print_thresholds(thresholds, which)
-    for frame in frames:
-        print(f"  {show(frame['score']):>6}  {MEANING[frame['relation']]:<24} {frame['file']}")
-    print(summary["text"])
-    for message in unreadable:
-        print(f"left out: {message}")
+    print("thresholds of the cosine of z_{which}, at FAR {far:g} on {people} people of {data}:\n"
+          "  same look above {head:.3f}: finds {head_vr:.0%} of such pairs, and takes {mistaken_looks:.0%} of the same person's other looks for it\n"
+          "  same person above {identity:.3f}: finds {identity_vr:.0%} of such pairs; the others are called another person".format(which=which, **thresholds))
+    if thresholds["far"] < thresholds["resolvable_far"]:
+        print(f"notice: these people resolve no FAR below {thresholds['resolvable_far']:.2g}: the thresholds are the highest scores of their impostors")
+    frames = []
+    for row, file in enumerate(files, 1):
+        s = scores.get(row)
+        relation = None if s is None else "R1" if s > thresholds["head"] else "R2" if s > thresholds["identity"] else "R3"
+        frames.append({"file": file, "score": s, "relation": relation})
+        print(f"  {show(s):>6}  {MEANING[relation]:<24} {file}")
+    summary = summarise(frames)
+    print("\n".join([summary["text"], *(f"left out: {message}" for message in unreadable)]))
     if sheet:
         compare_sheet(index, frames, thresholds, sheet)
         print(f"picture: {sheet}")
     if json_file:
         write_json(json_file, {"reference": reference, "embedding": which, "thresholds": thresholds, "summary": summary, "frames": frames,
                                "unreadable": unreadable})
-        print(f"numbers: {json_file}")
     return 1 if unreadable else 0
-
-
-def print_thresholds(thresholds, which):
-    """Say which thresholds judge, where they come from, and what to expect of them."""
-    print("thresholds of the cosine of z_{which}, at FAR {far:g} on {people} people of {data}:\n"
-          "  same look above {head:.3f}: finds {head_vr:.0%} of such pairs, and takes {mistaken_looks:.0%} of the same person's other looks for it\n"
-          "  same person above {identity:.3f}: finds {identity_vr:.0%} of such pairs; the others are called another person".format(which=which, **thresholds))
-    if thresholds["far"] < thresholds["resolvable_far"]:
-        print(f"notice: these people resolve no FAR below {thresholds['resolvable_far']:.2g}: the thresholds are the highest scores of their impostors")
 
 
 def summarise(frames):
@@ -667,11 +615,10 @@ def compare_sheet(index, frames, thresholds, path, *, shown=11, side=80):
     cells = [framed(dataset[0][1], None, "reference")]
     for number in sorted({lowest, *np.array(list(read))[np.linspace(0, len(read) - 1, shown - 1).round().astype(int)].tolist()}):
         cells.append(framed(dataset[number][1], read[number]["relation"], f"{number}: {read[number]['score']:.2f}"))
-    cells += [torch.full_like(cells[0], 255)] * (1 + shown - len(cells))
-    sheet = grid_of(cells, 1 + shown, below=330)
+    sheet = grid_of([cells], 1 + shown, below=330)
     draw, top, right, n = ImageDraw.Draw(sheet), sheet.height - 330, sheet.width - 130, len(frames)
     legend(draw, 60, top + 18, RELATION_LEGEND)
-    low = min(0.0, math.floor(min(frame["score"] for frame in read.values()) * 5) / 5)
+    low = min(0.0, math.floor(read[lowest]["score"] * 5) / 5)
     x_ticks = {n + 1: "", **{number: str(number) for number in range(1, n + 1, math.ceil(n / 20))}}
     place = axes(draw, (60, top + 60, right, sheet.height - 45), x_ticks, ticks(low, 1, 0.2), "frame: place in the clip",
                  "cosine similarity to the reference")
@@ -679,12 +626,13 @@ def compare_sheet(index, frames, thresholds, path, *, shown=11, side=80):
         if thresholds[task] > low:
             y = place(1, thresholds[task])[1]
             draw.line((60, y, right, y), fill=(60, 60, 60))
-            draw.text((right + 5, y + lift), f"{title} > {thresholds[task]:.2f}", fill="black", anchor="lm", font=FONT(12))
-    for number, frame in read.items():
-        if number + 1 in read:  # the line has gaps where frames could not be read
-            draw.line((place(number, frame["score"]), place(number + 1, read[number + 1]["score"])), fill=(90, 90, 90), width=2)
-    for number, frame in read.items():
-        draw.circle(place(number, frame["score"]), 4, fill=COLOURS[frame["relation"]])
+            draw.text((right + 5, y + lift), f"{title} > {thresholds[task]:.2f}", fill="black", anchor="lm")
+    points = {number: place(number, frame["score"]) for number, frame in read.items()}
+    for number, point in points.items():
+        if number + 1 in points:  # the line has gaps where frames could not be read
+            draw.line((point, points[number + 1]), fill=(90, 90, 90), width=2)
+    for number, point in points.items():
+        draw.circle(point, 4, fill=COLOURS[read[number]["relation"]])
     sheet.save(path)
 
 
@@ -698,29 +646,26 @@ PHOTO = {"brightness": (0.7, 1.0, 1.3), "contrast": (0.7, 1.0, 1.3), "hue": (-0.
 
 def ks_statistic(a, b):
     """Kolmogorov-Smirnov statistic of two lists of numbers: largest difference of the shares that are at most x, over all x."""
-    a, b = (np.sort(np.asarray(values, dtype=np.float64).ravel()) for values in (a, b))
+    a, b = (np.sort(np.ravel(values)) for values in (a, b))
     if not len(a) or not len(b) or np.isnan(a[-1]) or np.isnan(b[-1]):
         raise ValueError(f"the KS statistic needs two lists of numbers; got {len(a)} and {len(b)}, or NaN among them")
-    x = np.concatenate([a, b])
-    return float(np.abs(np.searchsorted(a, x, side="right") / len(a) - np.searchsorted(b, x, side="right") / len(b)).max())
+    shares = [np.searchsorted(values, np.concatenate([a, b]), side="right") / len(values) for values in (a, b)]
+    return float(np.abs(shares[0] - shares[1]).max())
 
 
 def attribute_ks(z, identity, attribute, *, most=MOST, seed=0):
-    """Does a binary attribute part the embeddings of people? Macroscale analysis.
+    """Does a binary attribute part the embeddings of people? Macroscale analysis: z (n, E), identity (n,), attribute (n,) 1, 0 or NaN
+    for unknown -> {"with_attribute", "without_attribute", "mean", "people": number a side}.
 
-    z (n, E) embeddings, identity (n,), attribute (n,) 1, 0 or NaN for unknown. One picture an identity from those with it, one
-    an identity from those without, equally many, at most `most` each; the cosine distances within each side (i < j) against
-    those across (all), by the KS statistic. A person may stand on both sides. -> {"with_attribute", "without_attribute",
-    "mean", "people": number a side}. Raises ValueError where there are fewer than 2 people a side."""
-    z, identity, attribute = np.asarray(z, dtype=np.float64), np.asarray(identity), np.asarray(attribute, dtype=np.float64)
-    rng, sides = np.random.default_rng(seed), []
+    One picture an identity from those with it, one an identity from those without, equally many, at most `most` each; the cosine
+    distances within each side (i < j) against those across (all), by the KS statistic. A person may stand on both sides."""
+    z, rng, sides = np.asarray(z, dtype=np.float64), np.random.default_rng(seed), []
     for value in (1, 0):
-        rows = rng.permutation(np.flatnonzero(attribute == value))
+        rows = rng.permutation(np.flatnonzero(np.asarray(attribute) == value))
         sides.append(rng.permutation(rows[np.unique(identity[rows], return_index=True)[1]]))  # one picture an identity
     people = min(most, *map(len, sides))
     if people < 2:
-        counts = "; ".join(f"{len(side)} people {name} it" for side, name in zip(sides, ("with", "without")))
-        raise ValueError(f"needs at least 2 people on each side; {counts}")
+        raise ValueError(f"needs at least 2 people on each side; {len(sides[0])} people with it; {len(sides[1])} people without it")
     a, b = (z[side[:people]] / np.linalg.norm(z[side[:people]], axis=1, keepdims=True) for side in sides)
     across = 1 - a @ b.T                                                       # (people, people)
     ks_a, ks_b = (ks_statistic((1 - side @ side.T)[np.triu_indices(people, 1)], across) for side in (a, b))
@@ -729,14 +674,10 @@ def attribute_ks(z, identity, attribute, *, most=MOST, seed=0):
 
 def intra_entropy(identity, attribute):
     """Mean over identities of the entropy, in nats, of an attribute's values in their pictures; NaN values do not count."""
-    identity, attribute = np.asarray(identity), np.asarray(attribute, dtype=np.float64)
     known = ~np.isnan(attribute)
-    values, value = np.unique(attribute[known], return_inverse=True)
-    people, person = np.unique(identity[known], return_inverse=True)
-    if not len(people):
-        raise ValueError("no value is known")
-    counts = np.zeros((len(people), len(values)))
-    np.add.at(counts, (person, value), 1)
+    values, value = np.unique(np.asarray(attribute)[known], return_inverse=True)
+    people, person = np.unique(np.asarray(identity)[known], return_inverse=True)
+    counts = np.bincount(person * len(values) + value, minlength=len(people) * len(values)).reshape(len(people), -1)
     shares = counts / counts.sum(axis=1, keepdims=True)                        # (people, values)
     return float(abs((shares * np.log(np.where(shares > 0, shares, 1))).sum(axis=1).mean()))
 
@@ -745,25 +686,23 @@ def spearman(x, y):
     """Spearman's rank correlation of two lists, equal values sharing their mean rank; None for fewer than 3, or all equal."""
     ranks = []
     for values in (x, y):
-        _, place, count = np.unique(np.asarray(values, dtype=np.float64), return_inverse=True, return_counts=True)
+        _, place, count = np.unique(values, return_inverse=True, return_counts=True)
         ranks.append((np.cumsum(count) - (count - 1) / 2)[place])
-    return float(np.corrcoef(*ranks)[0, 1]) if len(ranks[0]) > 2 and all(np.ptp(rank) for rank in ranks) else None
+    return float(np.corrcoef(*ranks)[0, 1]) if len(x) > 2 and all(np.ptp(rank) for rank in ranks) else None
 
 
 def invariance_energy(e0, e1, e2, k=NEIGHBOURS):
     """How disordered an attribute's field is in the embedding space; high = the embedding is invariant to it. Microscale analysis.
 
-    e0, e1, e2 (n, E): embeddings of n pictures with the attribute at steps 0, 1, 2, as they are compared. At point x = e1
-    stands v = e2 - e0, normalised; the energy is the mean cosine distance of v to the v of the k nearest points (cosine
-    distance, the point itself excluded), in [0, 2], 1 for random directions. Points that do not move have no direction and are
-    left out; None where not more than k are left. Raises ValueError for other shapes or k < 1."""
-    e = np.stack([np.asarray(step, dtype=np.float64) for step in (e0, e1, e2)])
+    e0, e1, e2 (n, E): embeddings of n pictures with the attribute at steps 0, 1, 2. At point x = e1 stands v = e2 - e0, normalised;
+    the energy is the mean cosine distance of v to the v of the k nearest points (cosine distance, the point itself excluded), in
+    [0, 2], 1 for random directions. Points that do not move have no direction and are left out; None where not more than k are left."""
+    e = np.stack([e0, e1, e2]).astype(np.float64)
     if e.ndim != 3 or k < 1 or len(e[0]) <= k or not np.isfinite(e).all():
         raise ValueError(f"the energy needs k >= 1 and three finite steps (n, E) of more than k pictures; got k {k} and shape {e.shape}")
     v, x = e[2] - e[0], e[1]
-    lengths = np.linalg.norm(v, axis=1, keepdims=True), np.linalg.norm(x, axis=1, keepdims=True)  # (n, 1) each
-    moved = (lengths[0] > 1e-5 * lengths[1])[:, 0]  # less is the error of float32
-    v, x = (vectors[moved] / length[moved] for vectors, length in zip((v, x), lengths))
+    moved = np.linalg.norm(v, axis=1) > 1e-5 * np.linalg.norm(x, axis=1)       # less is the error of float32
+    v, x = (vectors[moved] / np.linalg.norm(vectors[moved], axis=1, keepdims=True) for vectors in (v, x))
     if len(v) <= k:
         return None
     s = x @ x.T                                                                # (n, n)
@@ -773,116 +712,82 @@ def invariance_energy(e0, e1, e2, k=NEIGHBOURS):
 
 
 def macroscale(networks, index, rows, names, device, **how):
-    """KS statistics, intra-entropies and their rank correlation for the attributes `names` (empty: all) of a folder.
-
-    networks: rows_of_table. -> {"entropy": {attribute: nats}, "ks": {row of the table: {attribute: attribute_ks}}, "spearman":
-    {row: rho or None}}. What cannot be computed is said in one line, and the rest goes on."""
+    """networks of rows_of_table, attributes `names` (empty: all) -> {"entropy": {attribute: intra_entropy}, "ks": {row of the table:
+    {attribute: attribute_ks}}, "spearman": {row: of the two, or None}}. What cannot be computed is told, and the rest goes on."""
     attributes, messages = read_attributes(index)
     for message in messages + [f"unknown attribute: {name}; known here: {', '.join(attributes)}" for name in names if name not in attributes]:
         print(message)
-    entropy, ks, embeddings, unreadable = {}, {}, {}, set()
-    for what, network, embed, faces in networks:
-        *embeddings[what], left_out = embed_rows(embed, index, rows[index.has_face[rows]] if faces else rows, size=network.image_size,
-                                                 faces=faces, what=what, device=device, **how)
-        unreadable |= set(left_out)
-    for message in sorted(unreadable):
-        print(f"left out: {message}")
+    embeddings, _ = embed_all(networks, index, rows, device, **how)
     rows = np.unique(np.concatenate([kept for _, kept in embeddings.values()]))
+    entropy, ks = {}, {what: {} for what in embeddings}
     for name in [name for name in attributes if not names or name in names]:
         values = attributes[name][rows]
         if len(np.unique(values[~np.isnan(values)])) < 2:
             print(f"{name}: left out, since it has one value only, or none, in the {len(rows)} pictures")
-        else:
-            entropy[name] = intra_entropy(index.identity[rows], values)
-    if not entropy:
-        raise ValueError(f"{index.root}: no attribute to report on in {len(rows)} pictures that could be read; known: {', '.join(attributes)}")
-    for what, (z, kept) in embeddings.items():
-        ks[what] = {}
-        for name in entropy:
+            continue
+        entropy[name] = intra_entropy(index.identity[rows], values)
+        for what, (z, kept) in embeddings.items():
             try:
                 ks[what][name] = attribute_ks(z, index.identity[kept], attributes[name][kept])
             except ValueError as error:
                 print(f"{name}: left out for {what}: {error}")
-    correlation = {what: spearman([entropy[name] for name in found], [value["mean"] for value in found.values()]) for what, found in ks.items()}
-    return {"entropy": entropy, "ks": ks, "spearman": correlation}
+    if not entropy:
+        raise ValueError(f"{index.root}: no attribute to report on in {len(rows)} pictures that could be read; known: {', '.join(attributes)}")
+    rho = {what: spearman([entropy[name] for name in found], [value["mean"] for value in found.values()]) for what, found in ks.items()}
+    return {"entropy": entropy, "ks": ks, "spearman": rho}
 
 
+@torch.inference_mode()
 def microscale(networks, index, rows, names, *, k, device, batch_size=256, dtype=None, **_):
-    """Invariance energies: {attribute: {row of the table: mean over people, or None}}; names: which attributes, empty: all.
-
-    In the toy world drawn people who are in no picture move (data.MOVES), and all pictures in PHOTO; in another folder the pictures
-    of its people move in PHOTO only."""
-    views = {("face" if faces else "head", network.image_size) for _, network, _, faces in networks}
-    toy = is_toy(index.root)
-    known = [*(MOVES if toy else ()), *PHOTO]
+    """Invariance energies: {attribute: {row of the table: mean over people, or None}} of the attributes `names`, empty: all. Pictures of
+    any people move in PHOTO, people drawn for the toy world in data.MOVES too."""
+    from torchvision.transforms import functional  # here, since importing torchvision takes as long as all the rest
+    known = [*(MOVES if is_toy(index.root) else ()), *PHOTO]
     for name in [name for name in names if name not in known]:
         print(f"unknown attribute: {name}; known here: {', '.join(known)}")
     names = [name for name in known if not names or name in names]
     if not names:
         raise ValueError(f"{index.root}: no attribute to move; known: {', '.join(known)}")
-    people = drawn_people(views, [name for name in names if name in MOVES]) if toy else people_of(index, rows, views, k)
+    views = {("face" if faces else "head", network.image_size) for _, network, _, faces in networks}
+    people = moving_people(index, rows, views, [name for name in names if name in MOVES], k)
     energies, done = {name: {what: [] for what, *_ in networks} for name in names}, 0
     for done, moved in enumerate(people, 1):
-        still = moved.pop("still")
-        moved |= {name: {view: move_photo(pixels, name) for view, pixels in still.items()} for name in names if name in PHOTO}
-        for name, steps in moved.items():
-            for what, network, embed, faces in networks:
-                pixels = torch.from_numpy(steps["face" if faces else "head", network.image_size])   # (3, n, 3, S, S)
-                e = [embed_pixels(embed, batch, device, dtype) for batch in pixels.flatten(0, 1).split(batch_size)]
-                energies[name][what].append(invariance_energy(*torch.cat(e).unflatten(0, (3, -1)), k))
+        for name, (what, network, embed, faces) in itertools.product(names, networks):
+            view = "face" if faces else "head", network.image_size
+            if name in PHOTO:
+                move, pixels = getattr(functional, f"adjust_{name}"), torch.from_numpy(moved["still"][view])
+                steps = torch.stack([move(pixels, step) for step in PHOTO[name]])  # (3, n, 3, S, S)
+            else:
+                steps = torch.from_numpy(moved[name][view])
+            with autocast(torch.device(device), dtype):
+                e = [unit_rows(embed(to_unit(batch.to(device))).float()).cpu() for batch in steps.flatten(0, 1).split(batch_size)]
+            energy = invariance_energy(*torch.cat(e).unflatten(0, (3, -1)), k)
+            energies[name][what] += [] if energy is None else [energy]
         print(f"energy: person {done}", flush=True)
     if not done:
         raise ValueError(f"{index.root}: nobody has more than {k} pictures that can be read, so that the energy has no {k} neighbours; "
                          "take a smaller --k")
     mean = lambda values: sum(values) / len(values) if values else None
-    return {name: {what: mean([value for value in values if value is not None]) for what, values in rows.items()} for name, rows in energies.items()}
+    return {name: {what: mean(values) for what, values in rows.items()} for name, rows in energies.items()}
 
 
-@torch.inference_mode()
-def embed_pixels(embed, pixels, device, dtype):
-    """Pictures (B, 3, S, S) uint8 -> unit rows (B, E) float32 on the CPU."""
-    with autocast(torch.device(device), dtype):
-        return unit_rows(embed(to_unit(pixels.to(device))).float().cpu())
-
-
-def drawn_people(views, names):
-    """Yield what data.move_person draws, of PEOPLE people with SETTINGS settings each."""
-    sides = {kind: [side for what, side in views if what == kind] for kind in ("head", "face")}
-    jobs = [(person, SETTINGS, names, sides["head"], sides["face"], 64) for person in range(PEOPLE)]
-    with multiprocessing.Pool() as pool:
-        yield from pool.imap(move_person, jobs)
-
-
-def people_of(index, rows, views, k):
-    """Yield {"still": {view: (n, 3, side, side)}} of up to PEOPLE people with the most pictures, up to SETTINGS of each, faces shown."""
+def moving_people(index, rows, views, names, k):
+    """Yield {name: {view: (3, n, 3, side, side)}, "still": {view: (n, 3, side, side)}}, uint8 arrays, of up to PEOPLE people: what
+    data.move_person draws in the toy world, else only "still", of those with the most pictures, up to SETTINGS of each, faces shown."""
+    if is_toy(index.root):
+        heads, faces = ([side for what, side in views if what == kind] for kind in ("head", "face"))
+        with multiprocessing.Pool() as pool:
+            yield from pool.imap(move_person, [(person, SETTINGS, names, heads, faces, 64) for person in range(PEOPLE)])
+        return
     rows = rows[index.has_face[rows]] if any(kind == "face" for kind, _ in views) else rows
-    datasets = {(kind, side): HeadDataset(index, head_size=side * (kind == "head"), face_size=side * (kind == "face")) for kind, side in views}
     people, counts = np.unique(index.identity[rows], return_counts=True)
     for person in people[np.argsort(-counts, kind="stable")][:PEOPLE]:
         mine, still = rows[index.identity[rows] == person][:SETTINGS].tolist(), {}
-        for (kind, side), dataset in datasets.items():
-            batch = collate([dataset[row] for row in mine])
-            still[kind, side] = (batch.head if kind == "head" else batch.face).numpy()
+        for kind, side in views:
+            dataset = HeadDataset(index, **{"head_size": 0, "face_size": 0, f"{kind}_size": side})
+            still[kind, side] = getattr(collate([dataset[row] for row in mine]), kind).numpy()
         if all(len(pixels) > k for pixels in still.values()):
             yield {"still": still}
-
-
-def move_photo(pixels, name):
-    """Pictures (n, 3, S, S) uint8 -> (3, n, 3, S, S), an attribute of PHOTO moved in its three steps."""
-    from torchvision.transforms import functional
-    move, pixels = getattr(functional, f"adjust_{name}"), torch.from_numpy(pixels)
-    return torch.stack([move(pixels, step) for step in PHOTO[name]]).numpy()
-
-
-def print_grid(corner, columns, rows, markdown):
-    """Print a table: columns [name], rows {name: [cell]}."""
-    if markdown:
-        print(f"\n| {corner} | " + " | ".join(columns) + " |\n|---" + "|---:" * len(columns) + "|")
-        print("\n".join(f"| {name} | " + " | ".join(cells) + " |" for name, cells in rows.items()))
-    else:
-        wide, widths = 2 + max(map(len, [corner, *rows])), [2 + max(9, len(column)) for column in columns]
-        for name, cells in {corner: columns, **rows}.items():
-            print(name.ljust(wide) + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths)))
 
 
 def analyse(settings, students, teachers, index, rows, **how):
@@ -890,82 +795,66 @@ def analyse(settings, students, teachers, index, rows, **how):
     if not len(rows):
         raise ValueError(f"{index.root}: nobody is held out (the split needs 4 identities); give --data with other people")
     networks, content = rows_of_table(students, teachers, settings.embedding, settings.flip_sum), {"data": index.root}
-    for _, network, _, _ in networks:
-        network.to(how["device"])
-    if not index.has_face[rows].any() and any(row[3] for row in networks):
+    if not index.has_face[rows].any() and teachers:
         print("notice: no aligned faces here, so that the teacher sees whole heads only")
         networks = [row for row in networks if not row[3]]
     columns = [what for what, *_ in networks]
     if settings.attributes is not None:
         found = content["attributes"] = macroscale(networks, index, rows, settings.attributes, **how)
-        order = sorted(found["entropy"], key=found["entropy"].get)
-        cell = lambda value: f"{value['mean']:.3f} ({value['with_attribute']:.2f}, {value['without_attribute']:.2f})" if value else "n/a"
-        grid = {name: [f"{found['entropy'][name]:.3f}", *(cell(found["ks"][what].get(name)) for what in columns)] for name in order}
+        cell = "{mean:.3f} ({with_attribute:.2f}, {without_attribute:.2f})".format_map
         print("\nKS statistic of each attribute: mean (with it, without it), against the distances across")
-        last = {"Spearman": ["", *(show(found["spearman"][what]) for what in columns)]}
-        print_grid("attribute", ["intra-entropy", *columns], grid | last, settings.md)
+        print_grid([["attribute", "intra-entropy", *columns],
+                    *([name, f"{entropy:.3f}", *(cell(found["ks"][what][name]) if name in found["ks"][what] else "n/a" for what in columns)]
+                      for name, entropy in sorted(found["entropy"].items(), key=lambda item: item[1])),
+                    ["Spearman", "", *(show(found["spearman"][what]) for what in columns)]], settings.md)
         if settings.sheet:
             scatter_sheet(found, settings.sheet)
             print(f"picture: {settings.sheet}")
     if settings.energy is not None:
         found = content["energy"] = microscale(networks, index, rows, settings.energy, k=settings.k, **how)
         print(f"\ninvariance energy, k = {settings.k}: low = the attribute moves the embedding in an orderly way, about 1 = in no direction of its own")
-        print_grid("attribute", columns, {name: [show(value) for value in energies.values()] for name, energies in found.items()}, settings.md)
+        print_grid([["attribute", *columns], *([name, *map(show, energies.values())] for name, energies in found.items())], settings.md)
     if settings.json:
         write_json(settings.json, content)
-        print(f"numbers: {settings.json}")
 
 
 def scatter_sheet(found, path):
     """Draw the KS statistic of each attribute against its intra-entropy, in a colour a network."""
     sheet = Image.new("RGB", (960, 560 + 18 * len(found["ks"])), "white")
     draw, colours = ImageDraw.Draw(sheet), dict(zip(found["ks"], itertools.cycle(CURVES)))
-    highest = max([0.1, *(value["mean"] for ks in found["ks"].values() for value in ks.values())])
+    points = [(name, what, value["mean"]) for what, ks in found["ks"].items() for name, value in ks.items()]
+    highest = max([0.1, *(mean for _, _, mean in points)])
     place = axes(draw, (60, 40, 920, 480), ticks(0, 0.7, 0.1), ticks(0, math.ceil(highest * 10) / 10, 0.1),
                  "intra-entropy: how much the attribute varies within a person, nats", "KS statistic: how much it parts people")
-    for what, ks in found["ks"].items():
-        for name, value in ks.items():
-            draw.circle(place(found["entropy"][name], value["mean"]), 4, fill=colours[what])
+    for name, what, mean in points:
+        draw.circle(place(found["entropy"][name], mean), 4, fill=colours[what])
     for name, entropy in found["entropy"].items():
-        top = max([ks[name]["mean"] for ks in found["ks"].values() if name in ks], default=0)
-        x, y = place(entropy, top)
+        x, y = place(entropy, max([mean for other, _, mean in points if other == name], default=0))
         place_of_name, anchor = ((x + 8, y), "lm") if x < 90 else ((x, y - 8), "mb" if x < 860 else "rb")
-        draw.text(place_of_name, name, fill="black", anchor=anchor, font=FONT(12))
-    legend(draw, 60, 535, [(colours[what], f"{what}: Spearman {show(found['spearman'][what])}") for what in found["ks"]], step=18)
+        draw.text(place_of_name, name, fill="black", anchor=anchor)
+    legend(draw, 60, 535, [(colours[what], f"{what}: Spearman {show(rho)}") for what, rho in found["spearman"].items()], step=18)
     sheet.save(path)
 
 
 # ---------------------------------------------------------------- the command line
 
-def held_out_rows(index, checkpoints, own_data):
-    """Rows to evaluate: of the students' own data the identities that none was trained on, of other data all."""
-    trained = np.isin(index.names, [name for checkpoint in checkpoints for name in checkpoint["trained"]])
-    if own_data:
-        return np.flatnonzero(~trained[index.identity])
-    if trained.any():
-        print(f"notice: {int(trained.sum())} of {len(index.names)} identities have names that a student was trained on; "
-              "if they are the same people, its scores are too good")
-    return np.arange(len(index.paths))
-
-
 def teacher_of(path, checkpoint):
-    """File of the teacher of a checkpoint's run: beside the checkpoint, or where --teacher named it. None where there is none
-    or it is gone (said on screen)."""
-    if checkpoint["teacher"] is None:
+    """File of the teacher of a checkpoint's run: beside the checkpoint, or where --teacher named it; None where there is none."""
+    named, beside = checkpoint["teacher"], os.path.join(os.path.dirname(path), "teacher.pt")
+    if named is None:
         return None
-    beside, named = os.path.join(os.path.dirname(path), "teacher.pt"), checkpoint["teacher"]
-    for file in (named, beside) if (checkpoint["settings"] or {}).get("teacher") else (beside, named):
-        if os.path.isfile(file):
-            return file
-    print(f"notice: the teacher {named} is gone")
-    return None
+    files = [named, beside] if (checkpoint["settings"] or {}).get("teacher") else [beside, named]
+    found = next(filter(os.path.isfile, files), None)
+    if found is None:
+        print(f"notice: the teacher {named} is gone")
+    return found
 
 
 def short_names(paths, kind):
     """Paths -> {name in the table: path}: the kind alone where there is one, else the folder and the file."""
     if len(paths) == 1:
         return {kind: paths[0]}
-    short = [os.path.join(os.path.basename(os.path.dirname(os.path.abspath(path))), os.path.basename(path)) for path in paths]
+    short = [os.path.join(*os.path.abspath(path).split(os.sep)[-2:]) for path in paths]
     return dict(zip(short if len(set(short)) == len(paths) else paths, paths))
 
 
@@ -974,29 +863,31 @@ def load_students(checkpoints):
     students = {}
     for name, path in short_names(list(checkpoints), "student").items():
         checkpoint = checkpoints[path]
-        students[name] = build(new_student, checkpoint, path)
-        students[name].trained = checkpoint["trained"]
-        students[name].description = f"{path}, design {students[name].design}" + (f", epoch {checkpoint['epoch']}" if "epoch" in checkpoint else "")
-        print(f"{name}: {students[name].description}", flush=True)
+        student = students[name] = build(new_student, checkpoint, path)
+        student.trained = checkpoint["trained"]
+        student.description = f"{path}, design {student.design}" + (f", epoch {checkpoint['epoch']}" if "epoch" in checkpoint else "")
+        print(f"{name}: {student.description}", flush=True)
     return students
 
 
 def load_teachers(settings, checkpoints):
     """-> {name in the table: teacher}: that of --teacher, or those of the checkpoints' runs, each file once."""
-    files = {settings.teacher: settings.colour} if settings.teacher else {}
-    if not files:
-        found = {path: teacher_of(path, checkpoint) for path, checkpoint in checkpoints.items()}
-        files = {os.path.realpath(file): settings.colour or (checkpoints[path]["settings"] or {}).get("colour") for path, file in found.items() if file}
-    teachers = {name: load_teacher(file, files[file]) for name, file in short_names(list(files), "teacher").items()}
-    for (name, teacher), file in zip(teachers.items(), files):
-        print(f"{name}: {teacher.description} ({file})", flush=True)
+    colours = {settings.teacher: settings.colour}
+    if not settings.teacher:
+        found = [(teacher_of(path, checkpoint), checkpoint["settings"] or {}) for path, checkpoint in checkpoints.items()]
+        colours = {os.path.realpath(file): settings.colour or own.get("colour") for file, own in found if file}
+    teachers = {}
+    for name, file in short_names(list(colours), "teacher").items():
+        teachers[name] = load_teacher(file, colours[file])
+        print(f"{name}: {teachers[name].description} ({file})", flush=True)
     if not teachers and (settings.flip_sum or settings.colour):
         raise ValueError("--flip-sum and --colour are for a teacher, and none is known here: add --teacher FILE")
     return teachers
 
 
 def open_own_data(settings, checkpoints):
-    """-> (index, rows to evaluate): those of --data, or the held-out people of the first checkpoint that knows its data."""
+    """-> (index, rows to evaluate): all of --data, or, of the data of the first checkpoint that knows its own, the identities that
+    no student was trained on."""
     own_data = settings.data is None
     if own_data:
         own = next((checkpoint for checkpoint in checkpoints.values() if checkpoint["settings"] is not None), None)
@@ -1007,42 +898,44 @@ def open_own_data(settings, checkpoints):
         if settings.data is None and os.path.isdir(own["root"]):
             settings.data = own["root"]  # the toy world that it was trained on, not one in this folder
     index = open_data(settings)
-    return index, held_out_rows(index, checkpoints.values(), own_data)
+    trained = np.isin(index.names, [name for checkpoint in checkpoints.values() for name in checkpoint["trained"]])
+    if trained.any() and not own_data:
+        print(f"notice: {int(trained.sum())} of {len(index.names)} identities have names that a student was trained on; "
+              "if they are the same people, its scores are too good")
+    return index, np.flatnonzero(~(trained & own_data)[index.identity])
 
 
 def report(students, teachers, index, rows, *, which="id", fars=FARS, markdown=False, json_file=None, sheet=None, **how):
-    """Evaluate {name: network} on rows of an index: print the table, write the JSON and the pictures. -> the table."""
+    """Evaluate {name: network} on rows of an index: print the table, write the JSON and the pictures."""
     if not len(rows):
         print("nobody is held out (the split needs 4 identities): nothing to evaluate; give --data with other people")
-        return []
+        return
     table, z, kept, unreadable = evaluate(students, teachers, index, rows, which=which, fars=fars, **how)
     if not len(kept):
         raise ValueError(f"{index.root}: not one of {len(rows)} pictures could be read ({unreadable[0]})")
     print(f"\nembedding of the students: z_{which}")
     print_table(table, fars, markdown)
-    for message in unreadable:
-        print(f"left out: {message}")
     if sheet and len(kept) == 1:
         print("no pictures are drawn of one head")
     elif sheet:
-        save_sheets(sheet, table, z, index, kept, fars[0], next(iter(students)))
+        galleries, scores, roc = sheet_files(sheet)
+        gallery_sheet(z, index, kept, galleries)
+        histogram_sheet(table, fars[0], scores)
+        roc_sheet(table, roc)
+        print(f"pictures: {galleries} (galleries by {next(iter(students))}), {scores}, {roc}")
     if json_file:
         describe = lambda networks: {name: network.description for name, network in networks.items()}
         write_json(json_file, {"students": describe(students), "teachers": describe(teachers), "embedding": which, "fars": list(fars),
                                "data": index.root, "table": table, "unreadable": unreadable})
-        print(f"numbers: {json_file}")
-    return table
 
 
 def check_outputs(settings):
     """ValueError, before anything is read, for a file that cannot be written, or that would replace an input or another."""
-    stem, ending = os.path.splitext(settings.sheet or "")
-    if settings.sheet and ending.lower() not in (".png", ".jpg", ".jpeg"):
+    if settings.sheet and os.path.splitext(settings.sheet)[1].lower() not in (".png", ".jpg", ".jpeg"):
         raise ValueError(f"--sheet must name a .png or .jpg file; got {settings.sheet}")
-    outputs = [settings.json, *([settings.sheet, f"{stem}-scores{ending}", f"{stem}-roc{ending}"] if settings.sheet else [])]
     tables = [os.path.join(settings.data, name) for name in ("landmarks.csv", "attributes.csv")] if settings.data else []
     taken = {os.path.realpath(path) for path in [*settings.ckpt, settings.teacher, *(settings.compare or []), *settings.frames, *tables] if path}
-    for file in filter(None, outputs):
+    for file in [*filter(None, [settings.json]), *(sheet_files(settings.sheet) if settings.sheet else [])]:
         if not os.path.isdir(os.path.dirname(file) or ".") or os.path.isdir(file):
             raise ValueError(f"{file}: there is no such folder to write it to, or it is a folder itself")
         if os.path.realpath(file) in taken:
@@ -1055,60 +948,53 @@ def check_outputs(settings):
 def parse(argv):
     """Command line -> settings, checked before anything is read."""
     parser = Parser("Evaluate Head Similarity checkpoints on held-out identities, or compare a clip with a reference.")
-    parser.add_argument("--ckpt", metavar="FILE", nargs="+", required=True, help="best.pt or last.pt of a run, or the authors' ours_vit2cls.ckpt")
-    parser.add_argument("--compare", metavar="PATH", nargs="+",
-                        help="a reference picture, then pictures or folders of frames to compare with it; none: evaluate")
-    parser.add_argument("--attributes", metavar="NAME", nargs="*",
-                        help="KS statistics of the attributes in attributes.csv, all without a NAME; none: evaluate")
-    parser.add_argument("--energy", metavar="NAME", nargs="*",
-                        help="invariance energies of attributes that move, all without a NAME; none: evaluate")
-    parser.add_argument("--k", type=int, default=NEIGHBOURS, help="neighbours in the invariance energy")
+    add = parser.add_argument
+    add("--ckpt", metavar="FILE", nargs="+", required=True, help="best.pt or last.pt of a run, or the authors' ours_vit2cls.ckpt")
+    add("--compare", metavar="PATH", nargs="+", help="a reference, then pictures or folders of frames to compare with it; none: evaluate")
+    add("--attributes", metavar="NAME", nargs="*", help="KS statistics of attributes in attributes.csv, all without a NAME; none: evaluate")
+    add("--energy", metavar="NAME", nargs="*", help="invariance energies of attributes that move, all without a NAME; none: evaluate")
+    add("--k", type=int, default=NEIGHBOURS, help="neighbours in the invariance energy")
     teacher_options(parser, none="those of the checkpoints' runs")
-    parser.add_argument("--flip-sum", action="store_true", help="teacher: add the embedding of the mirror image, as in published figures")
+    add("--flip-sum", action="store_true", help="teacher: add the embedding of the mirror image, as in published figures")
     data_options(parser, none="the held-out identities of the first checkpoint's own data")
     machine_options(parser)
-    parser.add_argument("--embedding", choices=["id", "head"], default="id", help="z_id, the paper's choice, or z_head")
-    parser.add_argument("--fars", type=float, nargs="+", default=list(FARS), help="false accept rates; the first sets the thresholds in pictures")
-    parser.add_argument("--batch-size", type=int, default=256, help="pictures at a time")
-    parser.add_argument("--md", action="store_true", help="print the table in Markdown")
-    parser.add_argument("--json", metavar="FILE", help="write the numbers as JSON too; none: do not")
-    parser.add_argument("--sheet", metavar="FILE", help="draw into this PNG or JPEG, and more beside it; none: do not")
+    add("--embedding", choices=["id", "head"], default="id", help="z_id, the paper's choice, or z_head")
+    add("--fars", type=float, nargs="+", default=list(FARS), help="false accept rates; the first sets the thresholds in pictures")
+    add("--batch-size", type=int, default=256, help="pictures at a time")
+    add("--md", action="store_true", help="print the table in Markdown")
+    add("--json", metavar="FILE", help="write the numbers as JSON too; none: do not")
+    add("--sheet", metavar="FILE", help="draw into this PNG or JPEG, and more beside it; none: do not")
     settings = parser.parse_args(argv)
     check_fars(settings.fars)
     check_numbers(settings, batch_size=1, workers=0, k=1)
-    if settings.data is None and (settings.faces or settings.segment_frames or settings.segment_gap):
+    given = {name for name, value in vars(settings).items() if value != parser.get_default(name)}
+    if "data" not in given and given & {"faces", "segment_frames", "segment_gap"}:
         raise ValueError("--faces, --segment-frames and --segment-gap go with --data")
-    if settings.compare is not None:
-        if len(settings.compare) < 2 or len(settings.ckpt) > 1:
-            raise ValueError("--compare needs a reference, at least one picture or folder to compare with it, and one --ckpt")
-        if settings.teacher or settings.colour or settings.flip_sum or settings.md:
-            raise ValueError("--teacher, --colour, --flip-sum and --md do not go with --compare")
-    if settings.compare is not None and (settings.attributes is not None or settings.energy is not None):
-        raise ValueError("--attributes and --energy do not go with --compare")
+    if "compare" in given and (len(settings.compare) < 2 or len(settings.ckpt) > 1):
+        raise ValueError("--compare needs a reference, at least one picture or folder to compare with it, and one --ckpt")
+    if "compare" in given and given & {"teacher", "colour", "flip_sum", "md", "attributes", "energy"}:
+        raise ValueError("--teacher, --colour, --flip-sum, --md, --attributes and --energy do not go with --compare")
+    if given & {"sheet", "energy", "attributes"} == {"sheet", "energy"}:
+        raise ValueError("--sheet draws --attributes; --energy has no picture")
     if settings.k >= SETTINGS:
         raise ValueError(f"--k must be less than the {SETTINGS} points of a person; got {settings.k}")
-    if settings.sheet and settings.energy is not None and settings.attributes is None:
-        raise ValueError("--sheet draws --attributes; --energy has no picture")
     settings.frames = frames_of(settings.compare[1:], settings.compare[0]) if settings.compare else []
     check_outputs(settings)
     return settings
 
 
-THRESHOLDS = {"identity", "identity_vr", "head", "head_vr", "mistaken_looks", "far", "people", "data", "resolvable_far"}
-
-
 def thresholds_for(settings, checkpoint, student, machine):
     """Thresholds for --compare: those in the checkpoint, or, for other people or another FAR, or where it has none, new ones."""
-    far, stored = settings.fars[0], checkpoint.get("thresholds")
-    stored = stored.get(settings.embedding) if isinstance(stored, dict) else None
-    whole = isinstance(stored, dict) and set(stored) == THRESHOLDS and isinstance(stored["data"], str) and all(
-        type(value) in (int, float) and math.isfinite(value) for name, value in stored.items() if name != "data")
-    if settings.data is None and whole and stored["far"] == far:
-        return stored
+    far = settings.fars[0]
+    try:
+        stored = checkpoint["thresholds"][settings.embedding]
+        whole = all(math.isfinite(stored[name]) for name in THRESHOLDS) and "data" in stored
+        if whole and stored["far"] == far and settings.data is None:
+            return stored
+    except (KeyError, TypeError):  # none there, or a damaged file
+        pass
     index, rows = open_own_data(settings, {settings.ckpt[0]: checkpoint})
     table, _, kept, unreadable = evaluate({"student": student}, {}, index, rows, which=settings.embedding, fars=[far], **machine)
-    for message in unreadable:
-        print(f"left out: {message}")
     found = calibrate(table[0], far, table[0]["people"], index.root) if table else None
     if found is None:
         raise ValueError(f"{index.root}: no thresholds from {len(kept)} pictures; they need pairs of one look, of two looks, of two people")
@@ -1127,10 +1013,11 @@ def main(argv=None):
                        sheet=settings.sheet, **machine)
     teachers = load_teachers(settings, checkpoints)
     index, rows = open_own_data(settings, checkpoints)
+    students = load_students(checkpoints)
     if settings.attributes is not None or settings.energy is not None:
-        return analyse(settings, load_students(checkpoints), teachers, index, rows, **machine)
-    report(load_students(checkpoints), teachers, index, rows, which=settings.embedding, fars=settings.fars, markdown=settings.md,
-           json_file=settings.json, sheet=settings.sheet, flip_sum=settings.flip_sum, **machine)
+        return analyse(settings, students, teachers, index, rows, **machine)
+    report(students, teachers, index, rows, which=settings.embedding, fars=settings.fars, markdown=settings.md, json_file=settings.json,
+           sheet=settings.sheet, flip_sum=settings.flip_sum, **machine)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import torch
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), ".."))
 from data import HeadDataset, Parser, command_line, data_options, open_data
-from evaluate import framed, relation_of, save_sheet
+from evaluate import framed, grid_of, relation_of
 
 
 def relation_sheet(index, path, *, people=3, side=96):
@@ -29,9 +29,9 @@ def relation_sheet(index, path, *, people=3, side=96):
         blank = torch.full((3, side, side), 255, dtype=torch.uint8)
         heads = [sample[1] if isinstance(sample, tuple) else blank for _, sample in shown]
         faces = [sample[2] if isinstance(sample, tuple) and sample[3] else blank for _, sample in shown]
-        cells += [framed(head, wanted, titles[wanted]) for head, (wanted, _) in zip(heads, shown)]
-        cells += [framed(face, wanted, "no face" if face is blank else "aligned face") for face, (wanted, _) in zip(faces, shown)]
-    save_sheet(cells, 7, path)
+        cells.append([framed(head, wanted, titles[wanted]) for head, (wanted, _) in zip(heads, shown)])
+        cells.append([framed(face, wanted, "no face" if face is blank else "aligned face") for face, (wanted, _) in zip(faces, shown)])
+    grid_of(cells, 7).save(path)
 
 
 def main(argv=None):
