@@ -275,19 +275,31 @@ def add_faces(index):
                     *note(unknown, "landmark rows that name no picture in use", "ignored")]
 
 
-def read_landmarks(file):
-    """Yield (path, (5, 2) array) of each row of a landmarks.csv; an empty field is NaN."""
+def read_table(file):
+    """Yield (number of the line, its fields) of a UTF-8 table of comma-separated values, without empty lines."""
     with open(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
         table = csv.reader(lines)
-        first = [name.strip().lower() for name in next(table, [])]
-        if first != LANDMARK_HEADER:
-            raise ValueError(f"{file}: the first line must be {','.join(LANDMARK_HEADER)}; "
-                             f"found {','.join(first) or 'nothing'}")
         try:
             for fields in filter(None, table):
-                yield fields[0], np.array([float(value or "nan") for value in fields[1:]]).reshape(5, 2)
-        except (ValueError, csv.Error) as error:
-            raise ValueError(f"{file}, line {table.line_num}: expected a path and 10 numbers, shape (5, 2) ({error})") from error
+                yield table.line_num, fields
+        except csv.Error as error:
+            raise ValueError(f"{file}, line {table.line_num}: not to be read ({error})") from error
+
+
+def read_landmarks(file):
+    """Yield (path, (5, 2) array) of each row of a landmarks.csv; an empty field is NaN."""
+    table = read_table(file)
+    _, first = next(table, (0, ["nothing"]))
+    if [name.strip().lower() for name in first] != LANDMARK_HEADER:
+        raise ValueError(f"{file}: the first line must be {','.join(LANDMARK_HEADER)}; found {','.join(first)}")
+    for line, (path, *numbers) in table:
+        try:
+            yield path, np.array([float(number or "nan") for number in numbers]).reshape(5, 2)
+        except ValueError as error:
+            raise ValueError(f"{file}, line {line}: expected a path and 10 numbers, shape (5, 2) ({error})") from error
+
+
+ATTRIBUTE_VALUES = {"": np.nan, "0": 0, "-1": 0, "0.0": 0, "-1.0": 0, "1": 1, "1.0": 1}
 
 
 def read_attributes(index):
@@ -296,42 +308,27 @@ def read_attributes(index):
     file = os.path.join(index.root, "attributes.csv")
     if not os.path.isfile(file):
         raise ValueError(f"{file}: no such file; --attributes needs one: path,NAME,... and a line a picture, with 0/1 or -1/1")
-    rows, unknown = {normal(index.path(row)): row for row in range(len(index.paths))}, []
-    names, table = read_attribute_rows(file)
-    values, wrong = np.full((len(names), len(index.paths)), np.nan), {}
-    for line, fields in table:
-        row = rows.get(normal(fields[0]))
+    table = read_table(file)
+    first, *names = map(str.strip, next(table, (0, [""]))[1])
+    if first.lower() != "path" or not names or len(set(names)) < len(names) or "" in names:
+        raise ValueError(f"{file}: the first line must be path and then the attributes' names, each once")
+    rows = {normal(index.path(row)): row for row in range(len(index.paths))}
+    values, unknown, wrong = {name: np.full(len(index.paths), np.nan) for name in names}, [], {}
+    for line, (path, *fields) in table:
+        if len(fields) != len(names):
+            raise ValueError(f"{file}, line {line}: expected a path and {len(names)} values, found {len(fields)}")
+        row = rows.get(normal(path))
         if row is None:
-            unknown.append(fields[0])
+            unknown.append(path)
             continue
-        for name, place, value in zip(names, range(len(names)), map(str.strip, fields[1:])):
-            if value not in ATTRIBUTE_VALUES:
-                wrong.setdefault(name, f"{value!r} at line {line}")
+        for name, value in zip(names, map(str.strip, fields)):
+            if value in ATTRIBUTE_VALUES:
+                values[name][row] = ATTRIBUTE_VALUES[value]
             else:
-                values[place, row] = ATTRIBUTE_VALUES[value]
+                wrong.setdefault(name, f"{value!r} at line {line}")
     messages = [f"{name}: left out, since its values must be 0/1 or -1/1; found {found}" for name, found in wrong.items()]
     messages += note(unknown, "lines of attributes.csv that name no picture in use", "ignored")
-    return {name: values[place] for place, name in enumerate(names) if name not in wrong}, messages
-
-
-ATTRIBUTE_VALUES = {"": np.nan, **dict.fromkeys(("0", "-1", "0.0", "-1.0"), 0.0), **dict.fromkeys(("1", "1.0"), 1.0)}
-
-
-def read_attribute_rows(file):
-    """An attributes.csv -> (names, [(number of the line, its fields)]); ValueError where it is none."""
-    with open(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
-        table = csv.reader(lines)
-        try:
-            first, *names = [name.strip() for name in next(table, [""])]
-            if first.lower() != "path" or not names or len(set(names)) < len(names) or "" in names:
-                raise ValueError(f"{file}: the first line must be path and then the attributes' names, each once")
-            rows = [(table.line_num, fields) for fields in table if fields]
-        except csv.Error as error:
-            raise ValueError(f"{file}, line {table.line_num}: not to be read ({error})") from error
-    for line, fields in rows:
-        if len(fields) != len(names) + 1:
-            raise ValueError(f"{file}, line {line}: expected a path and {len(names)} values, found {len(fields) - 1}")
-    return names, rows
+    return {name: column for name, column in values.items() if name not in wrong}, messages
 
 
 def normal(path):
@@ -424,61 +421,52 @@ class Batch(NamedTuple):
 class HeadDataset(torch.utils.data.Dataset):
     """index[row] -> (row, head, face, has_face, identity, state), one decode a picture; picklable.
 
-    head_size, face_size: sides in pixels; 0 leaves that picture out (0 x 0 pixels). An unreadable picture
-    becomes its error message, which `collate` sets apart. Of a small folder each picture is read once a
-    process and kept."""
+    head_size, face_size: sides in pixels; 0 leaves that picture out (0 x 0 pixels). An unreadable picture becomes its error
+    message, which `collate` sets apart. Of a small folder each picture is read once a process and kept."""
 
     def __init__(self, index, *, head_size, face_size):
-        self.index, self.head_size, self.face_size = index, head_size, face_size
-        n, self.kept = len(index.paths), None
-        if n * 3 * (head_size ** 2 + face_size ** 2) < 256 * 2 ** 20:  # bytes; one block each, as small ones fragment memory
-            heads, faces = (torch.empty(n, 3, side, side, dtype=torch.uint8) for side in (head_size, face_size))
-            self.kept = torch.zeros(n, dtype=torch.bool), heads, faces
-
-    def __len__(self):
-        return len(self.index.paths)
+        self.index, self.head_size, self.face_size, self.known = index, head_size, face_size, set()
+        n = len(index.paths)
+        if n * 3 * (head_size ** 2 + face_size ** 2) >= 256 * 2 ** 20:  # bytes
+            n = 0
+        self.kept = [torch.empty(n, 3, side, side, dtype=torch.uint8) for side in (head_size, face_size)]  # many blocks fragment memory
 
     def __getitem__(self, row):
-        if self.kept is not None and self.kept[0][row]:
-            head, face = self.kept[1][row], self.kept[2][row]
+        index = self.index
+        if row in self.known:
+            head, face = (pictures[row] for pictures in self.kept)
         else:
             try:
                 head, face = self.read(row)
             except ValueError as error:
                 return str(error)
-            if self.kept is not None:
-                self.kept[1][row], self.kept[2][row], self.kept[0][row] = head, face, True
-        return row, head, face, bool(self.index.has_face[row]), int(self.index.identity[row]), int(self.index.state[row])
+            if len(self.kept[0]):
+                self.kept[0][row], self.kept[1][row] = head, face
+                self.known.add(row)
+        return row, head, face, bool(index.has_face[row]), int(index.identity[row]), int(index.state[row])
 
     def read(self, row):
         """Decode a picture -> its head and its aligned face, uint8 tensors; black without a face."""
-        index, head_size, face_size = self.index, self.head_size, self.face_size
-        head, face = (torch.zeros(3, size, size, dtype=torch.uint8) for size in (head_size, face_size))
-        wanted = bool(index.has_face[row]) and face_size > 0
-        cut = wanted and index.faces is None
-        if head_size or cut:
-            a, b = index.transform[row]
-            picture, shrink = load_picture(os.path.join(index.root, index.path(row)), short_side=head_size,
-                                           scale=abs(a) * face_size / 112 if cut else 0)
-        if head_size:
-            head = square_pixels(picture, head_size)
-        if cut:
-            b = b + a * (0.5 + 0.5j) * (1 / shrink - 1)                     # the centre of the shrunken first pixel
-            face = square_pixels(warp_face(picture, a / shrink, b, face_size), face_size)
-        elif wanted:
-            face = square_pixels(load_picture(os.path.join(index.faces, index.path(row)))[0], face_size)
+        index, (a, b) = self.index, self.index.transform[row]                   # a = b = 0 where no landmarks tell of a face
+        head, face = (torch.zeros(3, side, side, dtype=torch.uint8) for side in (self.head_size, self.face_size))
+        scale = abs(a) * self.face_size / 112
+        if self.head_size or scale:
+            picture, shrink = load_picture(os.path.join(index.root, index.path(row)), short_side=self.head_size, scale=scale)
+        if self.head_size:
+            head = square_pixels(picture, self.head_size)
+        if scale:
+            b = b + a * (0.5 + 0.5j) * (1 / shrink - 1)                         # the centre of the shrunken first pixel
+            face = square_pixels(warp_face(picture, a / shrink, b, self.face_size), self.face_size)
+        elif self.face_size and index.has_face[row]:                            # of --faces
+            face = square_pixels(load_picture(os.path.join(index.faces, index.path(row)))[0], self.face_size)
         return head, face
 
 
 def collate(samples):
     """Samples of a HeadDataset -> Batch without the unreadable ones; their messages in Batch.unreadable."""
-    good = [sample for sample in samples if not isinstance(sample, str)]
-    row, head, face, has_face, identity, state = zip(*good) if good else [()] * 6
-    row, identity, state = (torch.tensor(numbers, dtype=torch.int64) for numbers in (row, identity, state))
-    nothing = torch.zeros(0, 3, 0, 0, dtype=torch.uint8)
-    head, face = (torch.stack(pictures) if pictures else nothing for pictures in (head, face))
-    unreadable = [sample for sample in samples if isinstance(sample, str)]
-    return Batch(row, head, face, torch.tensor(has_face, dtype=torch.bool), identity, state, unreadable)
+    good, nothing = [sample for sample in samples if not isinstance(sample, str)], torch.zeros(3, 0, 0, dtype=torch.uint8)
+    parts = torch.utils.data.default_collate(good or [(0, nothing, nothing, False, 0, 0)])
+    return Batch(*(part[:len(good)] for part in parts), [sample for sample in samples if isinstance(sample, str)])
 
 
 def loader(dataset, batches, workers):
