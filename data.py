@@ -550,34 +550,33 @@ def hsv(hue, saturation, value):
 
 class Pen:
     """Draws on a head as it is turned, tilted, scaled and shifted. x and y in half head heights from the middle of
-    the head, y down; depth toward the viewer, by default that of the head's surface."""
+    the head, y down; depth toward the viewer, None: that of the head's surface."""
 
     def __init__(self, canvas, h):
-        self.draw, side = ImageDraw.Draw(canvas), canvas.width
-        self.unit, self.middle = 0.32 * side * h.scale, (side * (0.5 + h.x), side * (0.44 + h.y))
-        self.yaw, self.roll = math.radians(h.yaw), math.radians(h.roll)
+        self.h, self.draw, self.side = h, ImageDraw.Draw(canvas), canvas.width
 
     def place(self, x, y, depth=None):
+        """x and y of n points on the head -> (n, 2) pixels of the canvas."""
+        h, x, y = self.h, np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+        yaw, roll, unit = math.radians(h.yaw), math.radians(h.roll), 0.32 * self.side * h.scale
         if depth is None:
             depth = 0.8 * np.sqrt(np.maximum(0, 1 - (x / 0.95) ** 2 - (y / 1.1) ** 2))
-        x = x * math.cos(self.yaw) + depth * math.sin(self.yaw)
-        return (self.middle[0] + self.unit * (x * math.cos(self.roll) - y * math.sin(self.roll)),
-                self.middle[1] + self.unit * (x * math.sin(self.roll) + y * math.cos(self.roll)))
+        x = x * math.cos(yaw) + depth * math.sin(yaw)
+        return np.stack([self.side * (0.5 + h.x) + unit * (x * math.cos(roll) - y * math.sin(roll)),
+                         self.side * (0.44 + h.y) + unit * (x * math.sin(roll) + y * math.cos(roll))], axis=1)
 
     def shape(self, x, y, colour, depth=None, line=0.0):
         """A filled polygon, or with `line` its outline of that width."""
-        x, y = self.place(np.asarray(x, dtype=float), np.asarray(y, dtype=float), depth)
-        corners = np.stack([x, y], axis=1).ravel().tolist()
+        corners = self.place(x, y, depth).ravel().tolist()
         if line:
-            self.draw.line(corners, fill=colour, width=max(1, round(line * self.unit)))
+            self.draw.line(corners, fill=colour, width=max(1, round(line * 0.32 * self.side * self.h.scale)))
         else:
             self.draw.polygon(corners, fill=colour)
 
     def ellipse(self, x, y, rx, ry, colour, slant=0.0, depth=None, arc=(0, 360), line=0.0):
         t, slant = np.radians(np.linspace(*arc, 21)), math.radians(slant)
         dx, dy = rx * np.cos(t), ry * np.sin(t)
-        cos, sin = math.cos(slant), math.sin(slant)
-        self.shape(x + dx * cos - dy * sin, y + dx * sin + dy * cos, colour, depth, line)
+        self.shape(x + dx * math.cos(slant) - dy * math.sin(slant), y + dx * math.sin(slant) + dy * math.cos(slant), colour, depth, line)
 
 
 def draw_head(head, size=64):
@@ -587,19 +586,22 @@ def draw_head(head, size=64):
     pen, x = Pen(canvas, h), h.background_shape * 2 * size
     blob = hsv(h.background_hue + 0.4, 0.3, 0.3 + h.background_shape / 2)
     pen.draw.ellipse((x - size / 2, size / 10, x + size / 2, 1.6 * size), fill=blob)
-    skin = np.array([92, 56, 38]) * (1 - h.skin) + np.array([255, 222, 196]) * h.skin
-    skin = skin + np.array([20, -14, -14]) * (h.skin_red - 0.5)
+    skin = np.array([92, 56, 38]) * (1 - h.skin) + np.array([255, 222, 196]) * h.skin + np.array([20, -14, -14]) * (h.skin_red - 0.5)
     skin, shade = (tuple(np.clip(skin * part, 0, 255).astype(int).tolist()) for part in (1, 0.8))
-    dyed = h.hair_dye > 0.75
-    hair = hsv(4 * h.hair_dye, 0.7, 0.4 + h.hair_light / 2) if dyed else hsv(h.hair_hue, 0.6, h.hair_light)
+    hair = hsv(4 * h.hair_dye, 0.7, 0.4 + h.hair_light / 2) if h.hair_dye > 0.75 else hsv(h.hair_hue, 0.6, h.hair_light)
     draw_body(pen, h, skin, shade, hair)
     if not rear:
         draw_face(pen, h, skin, shade, hair)
     draw_top(pen, h, hair, rear)
-    points = [(-h.eye_gap, h.eye_y), (h.eye_gap, h.eye_y), (0, h.eye_y + h.nose_length),
-              (-h.mouth_width, h.mouth_y), (h.mouth_width, h.mouth_y)]
-    points = None if rear else np.array([pen.place(x, y) for x, y in points]) / 2 - 0.5
-    return light_up(canvas.reduce(2), h, zlib.crc32(repr(sorted(head.items())).encode())), points
+    points = pen.place([-h.eye_gap, h.eye_gap, 0, -h.mouth_width, h.mouth_width],
+                       [h.eye_y, h.eye_y, h.eye_y + h.nose_length, h.mouth_y, h.mouth_y]) / 2 - 0.5
+    # Brightness, a light from one side, warmth and noise: what must not matter.
+    pixels = np.asarray(canvas.reduce(2), dtype=np.float32)                           # (size, size, 3)
+    ramp = h.light + h.side_light * np.linspace(-1, 1, size, dtype=np.float32)
+    pixels = pixels * ramp[:, None] * np.array([1 + h.warmth, 1, 1 - h.warmth], dtype=np.float32)
+    noise = np.random.default_rng(zlib.crc32(repr(sorted(head.items())).encode()))
+    pixels += h.noise * noise.standard_normal((size, size, 1), dtype=np.float32)
+    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8)), None if rear else points
 
 
 def draw_body(pen, h, skin, shade, hair):
@@ -629,13 +631,11 @@ def draw_face(pen, h, skin, shade, hair):
         pen.ellipse(x, y, r * 1.3, r * h.eye_open, (250, 250, 250), slant=side * h.eye_slant)
         pen.ellipse(x, y, r * 0.65, r * min(0.75, h.eye_open), hsv(0.05 + h.iris * 0.6, 0.7, 0.65))
         pen.ellipse(x, y, r * 0.28, r * 0.32, (10, 10, 10))
-        brow = hsv(0.06, 0.6, 0.75 - 0.65 * h.brow_dark)
-        pen.ellipse(x, y - h.brow_gap, r * 1.5, h.brow_width, brow, slant=side * h.brow_slant)
+        pen.ellipse(x, y - h.brow_gap, r * 1.5, h.brow_width, hsv(0.06, 0.6, 0.75 - 0.65 * h.brow_dark), slant=side * h.brow_slant)
     tip = h.eye_y + h.nose_length
     pen.shape([-0.03, 0.03, h.nose_width, -h.nose_width], [h.eye_y, h.eye_y, tip, tip], shade)
     pen.ellipse(0, tip, h.nose_width, 0.05, shade)
-    lips = hsv(0.98, 0.35 + 0.4 * h.lip_red, 0.8 - 0.35 * h.lip_red)
-    pen.ellipse(0, h.mouth_y, h.mouth_width, h.lips + 0.08 * h.mouth_open, lips)
+    pen.ellipse(0, h.mouth_y, h.mouth_width, h.lips + 0.08 * h.mouth_open, hsv(0.98, 0.35 + 0.4 * h.lip_red, 0.8 - 0.35 * h.lip_red))
     pen.ellipse(0, h.mouth_y, h.mouth_width * 0.8, 0.01 + 0.08 * h.mouth_open, (60, 10, 20))
     pen.ellipse(h.mole_x, h.mole_y, h.mole, h.mole, (50, 28, 22))
     if h.glasses in (1, 2, 3):              # round, wide, dark
@@ -667,15 +667,6 @@ def draw_top(pen, h, hair, rear):
         pen.ellipse(0, h.hair_line, width + brim, 0.1, hsv(h.hat_hue, 0.85, 0.56), depth=forward)
 
 
-def light_up(picture, h, seed):
-    """Brightness, a light from one side, warmth and noise: what must not matter."""
-    pixels = np.asarray(picture, dtype=np.float32)                                   # (H, W, 3)
-    ramp = h.light + h.side_light * np.linspace(-1, 1, pixels.shape[1], dtype=np.float32)
-    pixels = pixels * ramp[:, None] * np.array([1 + h.warmth, 1, 1 - h.warmth], dtype=np.float32)
-    pixels += h.noise * np.random.default_rng(seed).standard_normal((*pixels.shape[:2], 1), dtype=np.float32)
-    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
-
-
 def attributes(head):
     """The binary attributes of a head: some belong to a person, some to a look, some to a frame."""
     h = SimpleNamespace(**head)
@@ -704,54 +695,46 @@ def move_person(job):
     rng = np.random.default_rng([person, 0, 1])  # make_toy's have two numbers
     who, moved = draw_from(PERSON, rng), {}
     settings = [{**who, **draw_from(LOOK, rng), **draw_from(FRAME, rng), "noise": 0.0, "rear": 0.0} for _ in range(n)]
-    for name in ("still", *names):
-        steps, worn = MOVES.get(name, ((None,), {}))
-        views = {view: np.empty((len(steps), n, 3, view[1], view[1]), np.uint8)
-                 for view in [*(("head", side) for side in heads), *(("face", side) for side in faces)]}
-        for step, value in enumerate(steps):
-            for place, setting in enumerate(settings):
-                picture, points = draw_head({**setting, **worn, **({} if value is None else {name: value})}, size)
-                for (kind, side), pixels in views.items():
-                    image = picture if kind == "head" else align_face(picture, points, side)
-                    pixels[step, place] = square_pixels(image, side)
-        moved[name] = views if name in MOVES else {view: pixels[0] for view, pixels in views.items()}
+    changes = {name: [{**MOVES[name][1], name: value} for value in MOVES[name][0]] for name in names}
+    for name, steps in {"still": [{}], **changes}.items():
+        drawn = [draw_head({**setting, **step}, size) for step in steps for setting in settings]
+        views = {("head", side): [square_pixels(picture, side) for picture, _ in drawn] for side in heads}
+        views |= {("face", side): [square_pixels(align_face(*one, side), side) for one in drawn] for side in faces}
+        moved[name] = {view: torch.stack(pixels).unflatten(0, (-1, n)).numpy() for view, pixels in views.items()}
+    moved["still"] = {view: pixels[0] for view, pixels in moved["still"].items()}
     return moved
 
 
 def is_toy(root):
     """Did make_toy draw this folder? Its attributes.csv tells."""
-    file = os.path.join(root, "attributes.csv")
-    if not os.path.isfile(file):
-        return False
-    head = {name: low for ranges in (PERSON, LOOK, FRAME) for name, (low, _) in ranges.items()}
-    with open(file, encoding="utf-8", errors="replace") as lines:
-        return lines.readline().strip() == ",".join(["path", *attributes(head)])
+    file, head = os.path.join(root, "attributes.csv"), draw_from({**PERSON, **LOOK, **FRAME}, np.random.default_rng(0))
+    return os.path.isfile(file) and next(read_table(file), None) == (1, ["path", *attributes(head)])
 
 
 def draw_person(job):
-    """Write the pictures of one toy person; -> rows (path, landmarks or None, attributes). vary: an attribute that each frame
-    draws anew, or None."""
+    """Write the pictures of one toy person; -> rows (path, landmarks or None, attributes)."""
     root, person, looks, frames, size, seed, vary = job
-    rng = np.random.default_rng([seed, person])  # of its own, so that more people do not change the others
+    rng = np.random.default_rng([seed, person])      # of its own, so that more people do not change the others
     anew = np.random.default_rng([seed, person, 0])  # what varies does not change the rest
     who, rows = draw_from(PERSON, rng), []
     for look in range(looks):
         worn, folder = draw_from(LOOK, rng), f"person_{person:04d}/look_{look}"
         os.makedirs(os.path.join(root, folder))
         for frame in range(frames):
-            head = {**who, **worn, **draw_from(FRAME, rng)}
+            head, path = {**who, **worn, **draw_from(FRAME, rng)}, f"{folder}/{frame:03d}.jpg"
             if vary:
                 steps, wearing = MOVES[vary]
                 head |= {**wearing, vary: float(anew.uniform(steps[0], steps[-1]))}
             picture, points = draw_head(head, size)
-            picture.save(os.path.join(root, folder, f"{frame:03d}.jpg"), quality=92)
-            rows.append((f"{folder}/{frame:03d}.jpg", points, attributes(head)))
+            picture.save(os.path.join(root, path), quality=92)
+            rows.append((path, points, attributes(head)))
     return rows
 
 
 def make_toy(root, *, people=450, looks=4, frames=6, size=64, seed=0, vary=None):
-    """Write the toy world, with landmarks.csv and attributes.csv, into the new folder root; the same for the same
-    seed. vary: an attribute of MOVES that every frame draws anew, so that it tells nothing of the person; all else stays as it is,
+    """Write the toy world, with landmarks.csv and attributes.csv, into the new folder root; the same for the same seed.
+
+    vary: an attribute of MOVES that every frame draws anew, so that it tells nothing of the person; all else stays as it is,
     but for what must be worn for it to show. Drawn beside it and renamed at the end, so that a half-drawn world is never taken
     for a whole one."""
     if min(people, looks, frames, size) < 1 or seed < 0:
@@ -763,8 +746,8 @@ def make_toy(root, *, people=450, looks=4, frames=6, size=64, seed=0, vary=None)
     half, rows = f"{root}.half-drawn-{os.getpid()}", []
     os.makedirs(half)
     try:
-        jobs = [(half, person, looks, frames, size, seed, vary) for person in range(people)]
         with multiprocessing.Pool() as pool:
+            jobs = [(half, person, looks, frames, size, seed, vary) for person in range(people)]
             for done, some in enumerate(pool.imap(draw_person, jobs), 1):
                 rows += some
                 if done % 150 == 0 or done == people:
