@@ -487,18 +487,15 @@ def leave_signals_to_the_main_process(_):
 def augment(images, *, degrees=3.0, zoom=0.03, shift=0.03, light=0.1):
     """Float pictures (B, 3, S, S) in [-1, 1] -> the same, each moved and lit at random, on its own device.
 
-    Flip, rotation (degrees), zoom and shift (shares of the side) and light (share of the brightness and
-    contrast); what moves in at the border has one random colour, like another background. No hue change: hair
-    and clothes keep their colour, since that is appearance and not nuisance. Mild by default, since the frames of
-    a video move by themselves."""
-    B = len(images)
-
+    Flip, rotation (degrees), zoom and shift (shares of the side), light (share of brightness and contrast); what moves in at the
+    border has one random colour. No hue change: the colours of hair and clothes are appearance and no nuisance. Mild, since the
+    frames of a video move by themselves."""
     def random(*shape):
-        return torch.rand(B, *shape, device=images.device) * 2 - 1            # in [-1, 1)
+        return torch.rand(len(images), *shape, device=images.device) * 2 - 1            # in [-1, 1)
 
     angle, size, flip = random() * math.radians(degrees), 1 + zoom * random(), torch.sign(random())
     cos, sin, (x, y) = size * angle.cos(), size * angle.sin(), 2 * shift * random(2).T
-    theta = torch.stack([cos * flip, -sin, x, sin * flip, cos, y], dim=1).view(B, 2, 3)
+    theta = torch.stack([cos * flip, -sin, x, sin * flip, cos, y], dim=1).view(-1, 2, 3)
     grid = F.affine_grid(theta, list(images.shape), align_corners=False)      # (B, S, S, 2)
     border = random(3, 1, 1)
     images = F.grid_sample(images - border, grid, align_corners=False) + border
@@ -520,27 +517,25 @@ def cover_faces(heads, share):
 
 # ---------------------------------------------------------------- the toy world: drawn heads with known truth
 
-# name -> range of a uniform number. A person, a look (appearance state) and a frame are one draw each.
-# Lengths are in half head heights, angles in degrees, colours in [0, 1].
+# name -> range of a uniform number, or of a whole one that says which kind. A person, a look (appearance state) and a frame are
+# one draw each. Lengths are in half head heights, angles in degrees, colours in [0, 1].
 PERSON = dict(face_width=(0.62, 0.95), jaw=(0.0, 0.55), eye_gap=(0.22, 0.44), eye_size=(0.09, 0.18), eye_open=(0.5, 1.0),
-              eye_y=(-0.2, 0.08), eye_slant=(-22, 22), iris=(0.0, 1.0), brow_gap=(0.15, 0.32), brow_width=(0.03, 0.1),
-              brow_slant=(-25, 25), brow_dark=(0.0, 1.0), nose_length=(0.16, 0.42), nose_width=(0.05, 0.18),
-              mouth_y=(0.48, 0.68), mouth_width=(0.14, 0.38), lips=(0.03, 0.11), lip_red=(0.0, 1.0), cheeks=(0.0, 1.0),
-              skin=(0.0, 1.0), skin_red=(0.0, 1.0), ears=(0.08, 0.24), neck=(0.3, 0.55), mole=(0.03, 0.09),
-              mole_x=(-0.5, 0.5), mole_y=(-0.45, 0.75))
-LOOK = dict(hair_style=(0, 6), hair_hue=(0.0, 0.14), hair_dye=(0.0, 1.0), hair_light=(0.08, 0.95), hair_line=(-0.8, -0.5),
-            hat=(0, 6), hat_hue=(0.0, 1.0), glasses=(0, 16), glasses_tint=(0.0, 1.0), beard=(0, 16),
-            clothes_hue=(0.0, 1.0), clothes_light=(0.2, 1.0), collar=(0, 3))
-FRAME = dict(yaw=(-20, 20), roll=(-10, 10), scale=(0.9, 1.1), x=(-0.05, 0.05), y=(-0.03, 0.03), light=(0.7, 1.2),
+              eye_y=(-0.2, 0.08), eye_slant=(-22.0, 22.0), iris=(0.0, 1.0), brow_gap=(0.15, 0.32), brow_width=(0.03, 0.1),
+              brow_slant=(-25.0, 25.0), brow_dark=(0.0, 1.0), nose_length=(0.16, 0.42), nose_width=(0.05, 0.18), mouth_y=(0.48, 0.68),
+              mouth_width=(0.14, 0.38), lips=(0.03, 0.11), lip_red=(0.0, 1.0), cheeks=(0.0, 1.0), skin=(0.0, 1.0), skin_red=(0.0, 1.0),
+              ears=(0.08, 0.24), neck=(0.3, 0.55), mole=(0.03, 0.09), mole_x=(-0.5, 0.5), mole_y=(-0.45, 0.75))
+LOOK = dict(hair_style=(0, 6), hair_hue=(0.0, 0.14), hair_dye=(0.0, 1.0), hair_light=(0.08, 0.95), hair_line=(-0.8, -0.5), hat=(0, 6),
+            hat_hue=(0.0, 1.0), glasses=(0, 16), glasses_tint=(0.0, 1.0), beard=(0, 16), clothes_hue=(0.0, 1.0), clothes_light=(0.2, 1.0),
+            collar=(0, 3))
+FRAME = dict(yaw=(-20.0, 20.0), roll=(-10.0, 10.0), scale=(0.9, 1.1), x=(-0.05, 0.05), y=(-0.03, 0.03), light=(0.7, 1.2),
              side_light=(-0.25, 0.25), warmth=(-0.05, 0.05), background_hue=(0.0, 1.0), background_light=(0.1, 1.0),
              background_shape=(0.0, 1.0), noise=(0.0, 3.0), mouth_open=(0.0, 1.0), rear=(0.0, 1.0))
 REAR = 0.99  # frames with rear >= REAR show the back of the head: no face, no landmarks
-WHOLE = {"hair_style", "hat", "glasses", "beard", "collar"}  # whole numbers: which kind
 
 
 def draw_from(ranges, rng):
     """One setting of PERSON, LOOK or FRAME."""
-    return {name: (int(rng.integers(*r)) if name in WHOLE else float(rng.uniform(*r))) for name, r in ranges.items()}
+    return {name: int(rng.integers(*r)) if isinstance(r[0], int) else float(rng.uniform(*r)) for name, r in ranges.items()}
 
 
 def hsv(hue, saturation, value):
@@ -553,23 +548,23 @@ class Pen:
     the head, y down; depth toward the viewer, None: that of the head's surface."""
 
     def __init__(self, canvas, h):
-        self.h, self.draw, self.side = h, ImageDraw.Draw(canvas), canvas.width
+        self.h, self.draw, self.side, self.unit = h, ImageDraw.Draw(canvas), canvas.width, 0.32 * canvas.width * h.scale
 
     def place(self, x, y, depth=None):
         """x and y of n points on the head -> (n, 2) pixels of the canvas."""
         h, x, y = self.h, np.asarray(x, dtype=float), np.asarray(y, dtype=float)
-        yaw, roll, unit = math.radians(h.yaw), math.radians(h.roll), 0.32 * self.side * h.scale
+        yaw, roll = math.radians(h.yaw), math.radians(h.roll)
         if depth is None:
             depth = 0.8 * np.sqrt(np.maximum(0, 1 - (x / 0.95) ** 2 - (y / 1.1) ** 2))
         x = x * math.cos(yaw) + depth * math.sin(yaw)
-        return np.stack([self.side * (0.5 + h.x) + unit * (x * math.cos(roll) - y * math.sin(roll)),
-                         self.side * (0.44 + h.y) + unit * (x * math.sin(roll) + y * math.cos(roll))], axis=1)
+        return np.stack([self.side * (0.5 + h.x) + self.unit * (x * math.cos(roll) - y * math.sin(roll)),
+                         self.side * (0.44 + h.y) + self.unit * (x * math.sin(roll) + y * math.cos(roll))], axis=1)
 
     def shape(self, x, y, colour, depth=None, line=0.0):
         """A filled polygon, or with `line` its outline of that width."""
         corners = self.place(x, y, depth).ravel().tolist()
         if line:
-            self.draw.line(corners, fill=colour, width=max(1, round(line * 0.32 * self.side * self.h.scale)))
+            self.draw.line(corners, fill=colour, width=max(1, round(line * self.unit)))
         else:
             self.draw.polygon(corners, fill=colour)
 
@@ -584,8 +579,7 @@ def draw_head(head, size=64):
     h, rear = SimpleNamespace(**head), head["rear"] >= REAR
     canvas = Image.new("RGB", (2 * size, 2 * size), hsv(h.background_hue, 0.4, h.background_light))  # reduced at the end
     pen, x = Pen(canvas, h), h.background_shape * 2 * size
-    blob = hsv(h.background_hue + 0.4, 0.3, 0.3 + h.background_shape / 2)
-    pen.draw.ellipse((x - size / 2, size / 10, x + size / 2, 1.6 * size), fill=blob)
+    pen.draw.ellipse((x - size / 2, size / 10, x + size / 2, 1.6 * size), hsv(h.background_hue + 0.4, 0.3, 0.3 + h.background_shape / 2))
     skin = np.array([92, 56, 38]) * (1 - h.skin) + np.array([255, 222, 196]) * h.skin + np.array([20, -14, -14]) * (h.skin_red - 0.5)
     skin, shade = (tuple(np.clip(skin * part, 0, 255).astype(int).tolist()) for part in (1, 0.8))
     hair = hsv(4 * h.hair_dye, 0.7, 0.4 + h.hair_light / 2) if h.hair_dye > 0.75 else hsv(h.hair_hue, 0.6, h.hair_light)
@@ -671,9 +665,8 @@ def attributes(head):
     """The binary attributes of a head: some belong to a person, some to a look, some to a frame."""
     h = SimpleNamespace(**head)
     return dict(wide_face=h.face_width > 0.785, pale_skin=h.skin > 0.5, big_eyes=h.eye_size > 0.135, hat=h.hat in (1, 2),
-                glasses=h.glasses in (1, 2, 3), beard=h.beard in (1, 2, 3), long_hair=h.hair_style in (3, 5),
-                light_hair=h.hair_light > 0.5, facing_right=h.yaw > 0, bright=h.light > 0.95,
-                mouth_open=h.mouth_open > 0.5, rear=h.rear >= REAR)
+                glasses=h.glasses in (1, 2, 3), beard=h.beard in (1, 2, 3), long_hair=h.hair_style in (3, 5), light_hair=h.hair_light > 0.5,
+                facing_right=h.yaw > 0, bright=h.light > 0.95, mouth_open=h.mouth_open > 0.5, rear=h.rear >= REAR)
 
 
 # attribute -> its three steps, and what the head must wear for it to show. Steps of a look (hair, glasses), of a person (skin,
@@ -686,11 +679,10 @@ MOVES = {"yaw": ((-15, 0, 15), {}), "roll": ((-8, 0, 8), {}), "scale": ((0.9, 1.
 
 
 def move_person(job):
-    """Draw one person, whom no toy world holds, in many settings, and move one attribute at a time in three steps.
+    """Draw one person, whom no toy world holds, in n settings, and move one attribute at a time. No noise, nobody turns away.
 
-    job: (person, number of settings n, names of MOVES, sides of heads, sides of aligned faces, picture size) ->
-    {name: {("head" or "face", side): (3, n, 3, side, side) uint8 array}}; "still": {..: (n, 3, side, side)}, nothing moved.
-    There is no noise, which every drawing draws anew, and nobody turns away."""
+    job: (person, n, names of MOVES, sides of heads, sides of aligned faces, picture size) -> {name: {("head" or "face", side):
+    uint8 array (3, n, 3, side, side), a step each}} and, with nothing moved, {"still": {..: (n, 3, side, side)}}."""
     person, n, names, heads, faces, size = job
     rng = np.random.default_rng([person, 0, 1])  # make_toy's have two numbers
     who, moved = draw_from(PERSON, rng), {}
@@ -734,9 +726,8 @@ def draw_person(job):
 def make_toy(root, *, people=450, looks=4, frames=6, size=64, seed=0, vary=None):
     """Write the toy world, with landmarks.csv and attributes.csv, into the new folder root; the same for the same seed.
 
-    vary: an attribute of MOVES that every frame draws anew, so that it tells nothing of the person; all else stays as it is,
-    but for what must be worn for it to show. Drawn beside it and renamed at the end, so that a half-drawn world is never taken
-    for a whole one."""
+    vary: an attribute of MOVES that every frame draws anew, so that it tells nothing of the person (all wear what it needs to show).
+    Drawn beside it and renamed at the end, so that a half-drawn world is never taken for a whole one."""
     if min(people, looks, frames, size) < 1 or seed < 0:
         raise ValueError("people, looks, frames and size must be at least 1, the seed at least 0; "
                          f"got {people}, {looks}, {frames}, {size}, {seed}")
@@ -786,17 +777,17 @@ def command_line(main):
     try:
         status = main()
         sys.stdout.flush()
-        sys.exit(status)
     except BrokenPipeError:  # whoever read the output, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        status = 1
     except (ValueError, OSError) as error:
         line = "".join(letter if letter.isprintable() else " " for letter in str(error))  # one line, whatever a file's names hold
         print(f"{os.path.basename(sys.argv[0])}: {line[:1000]}", file=sys.stderr)
-        sys.exit(2)
+        status = 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        sys.exit(130)
+        status = 130
+    sys.exit(status)
 
 
 def data_options(parser, none=f"the toy world in {TOY_WORLD}, drawn on first use"):
@@ -811,19 +802,17 @@ def data_options(parser, none=f"the toy world in {TOY_WORLD}, drawn on first use
 
 def open_data(settings):
     """Parsed data options -> HeadIndex, told on screen; makes the toy world on first use."""
-    if settings.data is None and not os.path.isdir(TOY_WORLD):
-        make_toy(TOY_WORLD)
-    index = scan_heads(TOY_WORLD if settings.data is None else settings.data, faces=settings.faces, segment_frames=settings.segment_frames,
-                       segment_gap=settings.segment_gap)
+    root = TOY_WORLD if settings.data is None else settings.data
+    if settings.data is None and not os.path.isdir(root):
+        make_toy(root)
+    index = scan_heads(root, faces=settings.faces, segment_frames=settings.segment_frames, segment_gap=settings.segment_gap)
     print("\n".join([index.summary(), *index.notes]), flush=True)
     return index
 
 
-def count_pairs(identity, state):
-    """Numbers of unordered pairs in each relation: {"R1": .., "R2": .., "R3": ..}."""
-    pairs = lambda labels: sum(n * (n - 1) // 2 for n in np.unique(labels, return_counts=True)[1].tolist())
-    r1, same, everything = pairs(state), pairs(identity), len(identity) * (len(identity) - 1) // 2
-    return {"R1": r1, "R2": same - r1, "R3": everything - same}
+def count_pairs(labels):
+    """The number of unordered pairs with the same label."""
+    return sum(math.comb(count, 2) for count in np.unique_counts(labels).counts.tolist())
 
 
 def main(argv=None):
@@ -844,16 +833,16 @@ def main(argv=None):
     index = open_data(settings)
     samples = map(HeadDataset(index, head_size=8, face_size=8 if index.faces else 0).__getitem__, range(len(index.paths)))
     bad = {row: sample for row, sample in enumerate(samples) if isinstance(sample, str)}
-    good = np.setdiff1d(np.arange(len(index.paths)), list(bad))
-    report = {"data": index.root, "identities": len(index.names), "states": len(np.unique(index.state)),
-              "pictures": len(index.paths), "faces": int(index.has_face.sum()),
-              "pairs": count_pairs(index.identity[good], index.state[good]),
-              "held_out_identities": int(split_identities(index.names).sum()),
-              "unreadable": list(bad.values()), "notes": index.notes}
-    print("pairs: {R1} R1 (same look), {R2} R2 (same person, other look), {R3} R3 (other people)".format(**report["pairs"]))
-    print(f"held out for evaluation: {report['held_out_identities']} identities")
+    identity, state = (np.delete(labels, list(bad)) for labels in (index.identity, index.state))
+    same_look, same_person, held_out = count_pairs(state), count_pairs(identity), int(split_identities(index.names).sum())
+    pairs = {"R1": same_look, "R2": same_person - same_look, "R3": math.comb(len(identity), 2) - same_person}
+    print("pairs: {R1} R1 (same look), {R2} R2 (same person, other look), {R3} R3 (other people)".format(**pairs))
+    print(f"held out for evaluation: {held_out} identities")
     print("\n".join([f"unreadable pictures: {len(bad)}", *bad.values()]))
     if settings.json:
+        report = {"data": index.root, "identities": len(index.names), "states": len(np.unique(index.state)), "pictures": len(index.paths),
+                  "faces": int(index.has_face.sum()), "pairs": pairs, "held_out_identities": held_out,
+                  "unreadable": list(bad.values()), "notes": index.notes}
         with open(settings.json, "w", encoding="utf-8") as file:
             json.dump(report, file, indent=1)
 
