@@ -426,10 +426,8 @@ class HeadDataset(torch.utils.data.Dataset):
 
     def __init__(self, index, *, head_size, face_size):
         self.index, self.head_size, self.face_size, self.known = index, head_size, face_size, set()
-        n = len(index.paths)
-        if n * 3 * (head_size ** 2 + face_size ** 2) >= 256 * 2 ** 20:  # bytes
-            n = 0
-        self.kept = [torch.empty(n, 3, side, side, dtype=torch.uint8) for side in (head_size, face_size)]  # many blocks fragment memory
+        small = len(index.paths) * 3 * (head_size ** 2 + face_size ** 2) < 256 * 2 ** 20  # bytes; one block each, as many fragment memory
+        self.kept = [torch.empty(len(index.paths) * small, 3, side, side, dtype=torch.uint8) for side in (head_size, face_size)]
 
     def __getitem__(self, row):
         index = self.index
@@ -490,8 +488,9 @@ def augment(images, *, degrees=3.0, zoom=0.03, shift=0.03, light=0.1):
     Flip, rotation (degrees), zoom and shift (shares of the side), light (share of brightness and contrast); what moves in at the
     border has one random colour. No hue change: the colours of hair and clothes are appearance and no nuisance. Mild, since the
     frames of a video move by themselves."""
+
     def random(*shape):
-        return torch.rand(len(images), *shape, device=images.device) * 2 - 1            # in [-1, 1)
+        return torch.rand(len(images), *shape, device=images.device) * 2 - 1  # in [-1, 1)
 
     angle, size, flip = random() * math.radians(degrees), 1 + zoom * random(), torch.sign(random())
     cos, sin, (x, y) = size * angle.cos(), size * angle.sin(), 2 * shift * random(2).T
