@@ -278,19 +278,31 @@ def add_faces(index):
                     *note(unknown, "landmark rows that name no picture in use", "ignored")]
 
 
-def read_landmarks(file):
-    """Yield (path, (5, 2) array) of each row of a landmarks.csv; an empty field is NaN."""
+def read_table(file):
+    """Yield (number of the line, its fields) of a UTF-8 table of comma-separated values, without empty lines."""
     with open(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
         table = csv.reader(lines)
-        first = [name.strip().lower() for name in next(table, [])]
-        if first != LANDMARK_HEADER:
-            raise ValueError(f"{file}: the first line must be {','.join(LANDMARK_HEADER)}; "
-                             f"found {','.join(first) or 'nothing'}")
         try:
             for fields in filter(None, table):
-                yield fields[0], np.array([float(value or "nan") for value in fields[1:]]).reshape(5, 2)
-        except (ValueError, csv.Error) as error:
-            raise ValueError(f"{file}, line {table.line_num}: expected a path and 10 numbers, shape (5, 2) ({error})") from error
+                yield table.line_num, fields
+        except csv.Error as error:
+            raise ValueError(f"{file}, line {table.line_num}: not to be read ({error})") from error
+
+
+def read_landmarks(file):
+    """Yield (path, (5, 2) array) of each row of a landmarks.csv; an empty field is NaN."""
+    table = read_table(file)
+    _, first = next(table, (0, ["nothing"]))
+    if [name.strip().lower() for name in first] != LANDMARK_HEADER:
+        raise ValueError(f"{file}: the first line must be {','.join(LANDMARK_HEADER)}; found {','.join(first)}")
+    for line, (path, *numbers) in table:
+        try:
+            yield path, np.array([float(number or "nan") for number in numbers]).reshape(5, 2)
+        except ValueError as error:
+            raise ValueError(f"{file}, line {line}: expected a path and 10 numbers, shape (5, 2) ({error})") from error
+
+
+ATTRIBUTE_VALUES = {"": np.nan, "0": 0, "-1": 0, "0.0": 0, "-1.0": 0, "1": 1, "1.0": 1}
 
 
 def read_attributes(index):
@@ -299,42 +311,27 @@ def read_attributes(index):
     file = os.path.join(index.root, "attributes.csv")
     if not os.path.isfile(file):
         raise ValueError(f"{file}: no such file; --attributes needs one: path,NAME,... and a line a picture, with 0/1 or -1/1")
-    rows, unknown = {normal(index.path(row)): row for row in range(len(index.paths))}, []
-    names, table = read_attribute_rows(file)
-    values, wrong = np.full((len(names), len(index.paths)), np.nan), {}
-    for line, fields in table:
-        row = rows.get(normal(fields[0]))
+    table = read_table(file)
+    first, *names = map(str.strip, next(table, (0, [""]))[1])
+    if first.lower() != "path" or not names or len(set(names)) < len(names) or "" in names:
+        raise ValueError(f"{file}: the first line must be path and then the attributes' names, each once")
+    rows = {normal(index.path(row)): row for row in range(len(index.paths))}
+    values, unknown, wrong = {name: np.full(len(index.paths), np.nan) for name in names}, [], {}
+    for line, (path, *fields) in table:
+        if len(fields) != len(names):
+            raise ValueError(f"{file}, line {line}: expected a path and {len(names)} values, found {len(fields)}")
+        row = rows.get(normal(path))
         if row is None:
-            unknown.append(fields[0])
+            unknown.append(path)
             continue
-        for name, place, value in zip(names, range(len(names)), map(str.strip, fields[1:])):
-            if value not in ATTRIBUTE_VALUES:
-                wrong.setdefault(name, f"{value!r} at line {line}")
+        for name, value in zip(names, map(str.strip, fields)):
+            if value in ATTRIBUTE_VALUES:
+                values[name][row] = ATTRIBUTE_VALUES[value]
             else:
-                values[place, row] = ATTRIBUTE_VALUES[value]
+                wrong.setdefault(name, f"{value!r} at line {line}")
     messages = [f"{name}: left out, since its values must be 0/1 or -1/1; found {found}" for name, found in wrong.items()]
     messages += note(unknown, "lines of attributes.csv that name no picture in use", "ignored")
-    return {name: values[place] for place, name in enumerate(names) if name not in wrong}, messages
-
-
-ATTRIBUTE_VALUES = {"": np.nan, **dict.fromkeys(("0", "-1", "0.0", "-1.0"), 0.0), **dict.fromkeys(("1", "1.0"), 1.0)}
-
-
-def read_attribute_rows(file):
-    """An attributes.csv -> (names, [(number of the line, its fields)]); ValueError where it is none."""
-    with open(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
-        table = csv.reader(lines)
-        try:
-            first, *names = [name.strip() for name in next(table, [""])]
-            if first.lower() != "path" or not names or len(set(names)) < len(names) or "" in names:
-                raise ValueError(f"{file}: the first line must be path and then the attributes' names, each once")
-            rows = [(table.line_num, fields) for fields in table if fields]
-        except csv.Error as error:
-            raise ValueError(f"{file}, line {table.line_num}: not to be read ({error})") from error
-    for line, fields in rows:
-        if len(fields) != len(names) + 1:
-            raise ValueError(f"{file}, line {line}: expected a path and {len(names)} values, found {len(fields) - 1}")
-    return names, rows
+    return {name: column for name, column in values.items() if name not in wrong}, messages
 
 
 def normal(path):
@@ -427,61 +424,50 @@ class Batch(NamedTuple):
 class HeadDataset(torch.utils.data.Dataset):
     """index[row] -> (row, head, face, has_face, identity, state), one decode a picture; picklable.
 
-    head_size, face_size: sides in pixels; 0 leaves that picture out (0 x 0 pixels). An unreadable picture
-    becomes its error message, which `collate` sets apart. Of a small folder each picture is read once a
-    process and kept."""
+    head_size, face_size: sides in pixels; 0 leaves that picture out (0 x 0 pixels). An unreadable picture becomes its error
+    message, which `collate` sets apart. Of a small folder each picture is read once a process and kept."""
 
     def __init__(self, index, *, head_size, face_size):
-        self.index, self.head_size, self.face_size = index, head_size, face_size
-        n, self.kept = len(index.paths), None
-        if n * 3 * (head_size ** 2 + face_size ** 2) < 256 * 2 ** 20:  # bytes; one block each, as small ones fragment memory
-            heads, faces = (torch.empty(n, 3, side, side, dtype=torch.uint8) for side in (head_size, face_size))
-            self.kept = torch.zeros(n, dtype=torch.bool), heads, faces
-
-    def __len__(self):
-        return len(self.index.paths)
+        self.index, self.head_size, self.face_size, self.known = index, head_size, face_size, set()
+        small = len(index.paths) * 3 * (head_size ** 2 + face_size ** 2) < 256 * 2 ** 20  # bytes; one block each, as many fragment memory
+        self.kept = [torch.empty(len(index.paths) * small, 3, side, side, dtype=torch.uint8) for side in (head_size, face_size)]
 
     def __getitem__(self, row):
-        if self.kept is not None and self.kept[0][row]:
-            head, face = self.kept[1][row], self.kept[2][row]
+        index = self.index
+        if row in self.known:
+            head, face = (pictures[row] for pictures in self.kept)
         else:
             try:
                 head, face = self.read(row)
             except ValueError as error:
                 return str(error)
-            if self.kept is not None:
-                self.kept[1][row], self.kept[2][row], self.kept[0][row] = head, face, True
-        return row, head, face, bool(self.index.has_face[row]), int(self.index.identity[row]), int(self.index.state[row])
+            if len(self.kept[0]):
+                self.kept[0][row], self.kept[1][row] = head, face
+                self.known.add(row)
+        return row, head, face, bool(index.has_face[row]), int(index.identity[row]), int(index.state[row])
 
     def read(self, row):
         """Decode a picture -> its head and its aligned face, uint8 tensors; black without a face."""
-        index, head_size, face_size = self.index, self.head_size, self.face_size
-        head, face = (torch.zeros(3, size, size, dtype=torch.uint8) for size in (head_size, face_size))
-        wanted = bool(index.has_face[row]) and face_size > 0
-        cut = wanted and index.faces is None
-        if head_size or cut:
-            a, b = index.transform[row]
-            picture, shrink = load_picture(os.path.join(index.root, index.path(row)), short_side=head_size,
-                                           scale=abs(a) * face_size / 112 if cut else 0)
-        if head_size:
-            head = square_pixels(picture, head_size)
-        if cut:
-            b = b + a * (0.5 + 0.5j) * (1 / shrink - 1)                     # the centre of the shrunken first pixel
-            face = square_pixels(warp_face(picture, a / shrink, b, face_size), face_size)
-        elif wanted:
-            face = square_pixels(load_picture(os.path.join(index.faces, index.path(row)))[0], face_size)
+        index, (a, b) = self.index, self.index.transform[row]                   # a = b = 0 where no landmarks tell of a face
+        head, face = (torch.zeros(3, side, side, dtype=torch.uint8) for side in (self.head_size, self.face_size))
+        scale = abs(a) * self.face_size / 112
+        if self.head_size or scale:
+            picture, shrink = load_picture(os.path.join(index.root, index.path(row)), short_side=self.head_size, scale=scale)
+        if self.head_size:
+            head = square_pixels(picture, self.head_size)
+        if scale:
+            b = b + a * (0.5 + 0.5j) * (1 / shrink - 1)                         # the centre of the shrunken first pixel
+            face = square_pixels(warp_face(picture, a / shrink, b, self.face_size), self.face_size)
+        elif self.face_size and index.has_face[row]:                            # of --faces
+            face = square_pixels(load_picture(os.path.join(index.faces, index.path(row)))[0], self.face_size)
         return head, face
 
 
 def collate(samples):
     """Samples of a HeadDataset -> Batch without the unreadable ones; their messages in Batch.unreadable."""
-    good = [sample for sample in samples if not isinstance(sample, str)]
-    row, head, face, has_face, identity, state = zip(*good) if good else [()] * 6
-    row, identity, state = (torch.tensor(numbers, dtype=torch.int64) for numbers in (row, identity, state))
-    nothing = torch.zeros(0, 3, 0, 0, dtype=torch.uint8)
-    head, face = (torch.stack(pictures) if pictures else nothing for pictures in (head, face))
-    unreadable = [sample for sample in samples if isinstance(sample, str)]
-    return Batch(row, head, face, torch.tensor(has_face, dtype=torch.bool), identity, state, unreadable)
+    good, nothing = [sample for sample in samples if not isinstance(sample, str)], torch.zeros(3, 0, 0, dtype=torch.uint8)
+    parts = torch.utils.data.default_collate(good or [(0, nothing, nothing, False, 0, 0)])
+    return Batch(*(part[:len(good)] for part in parts), [sample for sample in samples if isinstance(sample, str)])
 
 
 def loader(dataset, batches, workers):
@@ -502,18 +488,16 @@ def leave_signals_to_the_main_process(_):
 def augment(images, *, degrees=3.0, zoom=0.03, shift=0.03, light=0.1):
     """Float pictures (B, 3, S, S) in [-1, 1] -> the same, each moved and lit at random, on its own device.
 
-    Flip, rotation (degrees), zoom and shift (shares of the side) and light (share of the brightness and
-    contrast); what moves in at the border has one random colour, like another background. No hue change: hair
-    and clothes keep their colour, since that is appearance and not nuisance. Mild by default, since the frames of
-    a video move by themselves."""
-    B = len(images)
+    Flip, rotation (degrees), zoom and shift (shares of the side), light (share of brightness and contrast); what moves in at the
+    border has one random colour. No hue change: the colours of hair and clothes are appearance and no nuisance. Mild, since the
+    frames of a video move by themselves."""
 
     def random(*shape):
-        return torch.rand(B, *shape, device=images.device) * 2 - 1            # in [-1, 1)
+        return torch.rand(len(images), *shape, device=images.device) * 2 - 1  # in [-1, 1)
 
     angle, size, flip = random() * math.radians(degrees), 1 + zoom * random(), torch.sign(random())
     cos, sin, (x, y) = size * angle.cos(), size * angle.sin(), 2 * shift * random(2).T
-    theta = torch.stack([cos * flip, -sin, x, sin * flip, cos, y], dim=1).view(B, 2, 3)
+    theta = torch.stack([cos * flip, -sin, x, sin * flip, cos, y], dim=1).view(-1, 2, 3)
     grid = F.affine_grid(theta, list(images.shape), align_corners=False)      # (B, S, S, 2)
     border = random(3, 1, 1)
     images = F.grid_sample(images - border, grid, align_corners=False) + border
@@ -535,27 +519,25 @@ def cover_faces(heads, share):
 
 # ---------------------------------------------------------------- the toy world: drawn heads with known truth
 
-# name -> range of a uniform number. A person, a look (appearance state) and a frame are one draw each.
-# Lengths are in half head heights, angles in degrees, colours in [0, 1].
+# name -> range of a uniform number, or of a whole one that says which kind. A person, a look (appearance state) and a frame are
+# one draw each. Lengths are in half head heights, angles in degrees, colours in [0, 1].
 PERSON = dict(face_width=(0.62, 0.95), jaw=(0.0, 0.55), eye_gap=(0.22, 0.44), eye_size=(0.09, 0.18), eye_open=(0.5, 1.0),
-              eye_y=(-0.2, 0.08), eye_slant=(-22, 22), iris=(0.0, 1.0), brow_gap=(0.15, 0.32), brow_width=(0.03, 0.1),
-              brow_slant=(-25, 25), brow_dark=(0.0, 1.0), nose_length=(0.16, 0.42), nose_width=(0.05, 0.18),
-              mouth_y=(0.48, 0.68), mouth_width=(0.14, 0.38), lips=(0.03, 0.11), lip_red=(0.0, 1.0), cheeks=(0.0, 1.0),
-              skin=(0.0, 1.0), skin_red=(0.0, 1.0), ears=(0.08, 0.24), neck=(0.3, 0.55), mole=(0.03, 0.09),
-              mole_x=(-0.5, 0.5), mole_y=(-0.45, 0.75))
-LOOK = dict(hair_style=(0, 6), hair_hue=(0.0, 0.14), hair_dye=(0.0, 1.0), hair_light=(0.08, 0.95), hair_line=(-0.8, -0.5),
-            hat=(0, 6), hat_hue=(0.0, 1.0), glasses=(0, 16), glasses_tint=(0.0, 1.0), beard=(0, 16),
-            clothes_hue=(0.0, 1.0), clothes_light=(0.2, 1.0), collar=(0, 3))
-FRAME = dict(yaw=(-20, 20), roll=(-10, 10), scale=(0.9, 1.1), x=(-0.05, 0.05), y=(-0.03, 0.03), light=(0.7, 1.2),
+              eye_y=(-0.2, 0.08), eye_slant=(-22.0, 22.0), iris=(0.0, 1.0), brow_gap=(0.15, 0.32), brow_width=(0.03, 0.1),
+              brow_slant=(-25.0, 25.0), brow_dark=(0.0, 1.0), nose_length=(0.16, 0.42), nose_width=(0.05, 0.18), mouth_y=(0.48, 0.68),
+              mouth_width=(0.14, 0.38), lips=(0.03, 0.11), lip_red=(0.0, 1.0), cheeks=(0.0, 1.0), skin=(0.0, 1.0), skin_red=(0.0, 1.0),
+              ears=(0.08, 0.24), neck=(0.3, 0.55), mole=(0.03, 0.09), mole_x=(-0.5, 0.5), mole_y=(-0.45, 0.75))
+LOOK = dict(hair_style=(0, 6), hair_hue=(0.0, 0.14), hair_dye=(0.0, 1.0), hair_light=(0.08, 0.95), hair_line=(-0.8, -0.5), hat=(0, 6),
+            hat_hue=(0.0, 1.0), glasses=(0, 16), glasses_tint=(0.0, 1.0), beard=(0, 16), clothes_hue=(0.0, 1.0), clothes_light=(0.2, 1.0),
+            collar=(0, 3))
+FRAME = dict(yaw=(-20.0, 20.0), roll=(-10.0, 10.0), scale=(0.9, 1.1), x=(-0.05, 0.05), y=(-0.03, 0.03), light=(0.7, 1.2),
              side_light=(-0.25, 0.25), warmth=(-0.05, 0.05), background_hue=(0.0, 1.0), background_light=(0.1, 1.0),
              background_shape=(0.0, 1.0), noise=(0.0, 3.0), mouth_open=(0.0, 1.0), rear=(0.0, 1.0))
 REAR = 0.99  # frames with rear >= REAR show the back of the head: no face, no landmarks
-WHOLE = {"hair_style", "hat", "glasses", "beard", "collar"}  # whole numbers: which kind
 
 
 def draw_from(ranges, rng):
     """One setting of PERSON, LOOK or FRAME."""
-    return {name: (int(rng.integers(*r)) if name in WHOLE else float(rng.uniform(*r))) for name, r in ranges.items()}
+    return {name: int(rng.integers(*r)) if isinstance(r[0], int) else float(rng.uniform(*r)) for name, r in ranges.items()}
 
 
 def hsv(hue, saturation, value):
@@ -565,24 +547,24 @@ def hsv(hue, saturation, value):
 
 class Pen:
     """Draws on a head as it is turned, tilted, scaled and shifted. x and y in half head heights from the middle of
-    the head, y down; depth toward the viewer, by default that of the head's surface."""
+    the head, y down; depth toward the viewer, None: that of the head's surface."""
 
     def __init__(self, canvas, h):
-        self.draw, side = ImageDraw.Draw(canvas), canvas.width
-        self.unit, self.middle = 0.32 * side * h.scale, (side * (0.5 + h.x), side * (0.44 + h.y))
-        self.yaw, self.roll = math.radians(h.yaw), math.radians(h.roll)
+        self.h, self.draw, self.side, self.unit = h, ImageDraw.Draw(canvas), canvas.width, 0.32 * canvas.width * h.scale
 
     def place(self, x, y, depth=None):
+        """x and y of n points on the head -> (n, 2) pixels of the canvas."""
+        h, x, y = self.h, np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+        yaw, roll = math.radians(h.yaw), math.radians(h.roll)
         if depth is None:
             depth = 0.8 * np.sqrt(np.maximum(0, 1 - (x / 0.95) ** 2 - (y / 1.1) ** 2))
-        x = x * math.cos(self.yaw) + depth * math.sin(self.yaw)
-        return (self.middle[0] + self.unit * (x * math.cos(self.roll) - y * math.sin(self.roll)),
-                self.middle[1] + self.unit * (x * math.sin(self.roll) + y * math.cos(self.roll)))
+        x = x * math.cos(yaw) + depth * math.sin(yaw)
+        return np.stack([self.side * (0.5 + h.x) + self.unit * (x * math.cos(roll) - y * math.sin(roll)),
+                         self.side * (0.44 + h.y) + self.unit * (x * math.sin(roll) + y * math.cos(roll))], axis=1)
 
     def shape(self, x, y, colour, depth=None, line=0.0):
         """A filled polygon, or with `line` its outline of that width."""
-        x, y = self.place(np.asarray(x, dtype=float), np.asarray(y, dtype=float), depth)
-        corners = np.stack([x, y], axis=1).ravel().tolist()
+        corners = self.place(x, y, depth).ravel().tolist()
         if line:
             self.draw.line(corners, fill=colour, width=max(1, round(line * self.unit)))
         else:
@@ -591,8 +573,7 @@ class Pen:
     def ellipse(self, x, y, rx, ry, colour, slant=0.0, depth=None, arc=(0, 360), line=0.0):
         t, slant = np.radians(np.linspace(*arc, 21)), math.radians(slant)
         dx, dy = rx * np.cos(t), ry * np.sin(t)
-        cos, sin = math.cos(slant), math.sin(slant)
-        self.shape(x + dx * cos - dy * sin, y + dx * sin + dy * cos, colour, depth, line)
+        self.shape(x + dx * math.cos(slant) - dy * math.sin(slant), y + dx * math.sin(slant) + dy * math.cos(slant), colour, depth, line)
 
 
 def draw_head(head, size=64):
@@ -600,21 +581,23 @@ def draw_head(head, size=64):
     h, rear = SimpleNamespace(**head), head["rear"] >= REAR
     canvas = Image.new("RGB", (2 * size, 2 * size), hsv(h.background_hue, 0.4, h.background_light))  # reduced at the end
     pen, x = Pen(canvas, h), h.background_shape * 2 * size
-    blob = hsv(h.background_hue + 0.4, 0.3, 0.3 + h.background_shape / 2)
-    pen.draw.ellipse((x - size / 2, size / 10, x + size / 2, 1.6 * size), fill=blob)
-    skin = np.array([92, 56, 38]) * (1 - h.skin) + np.array([255, 222, 196]) * h.skin
-    skin = skin + np.array([20, -14, -14]) * (h.skin_red - 0.5)
+    pen.draw.ellipse((x - size / 2, size / 10, x + size / 2, 1.6 * size), hsv(h.background_hue + 0.4, 0.3, 0.3 + h.background_shape / 2))
+    skin = np.array([92, 56, 38]) * (1 - h.skin) + np.array([255, 222, 196]) * h.skin + np.array([20, -14, -14]) * (h.skin_red - 0.5)
     skin, shade = (tuple(np.clip(skin * part, 0, 255).astype(int).tolist()) for part in (1, 0.8))
-    dyed = h.hair_dye > 0.75
-    hair = hsv(4 * h.hair_dye, 0.7, 0.4 + h.hair_light / 2) if dyed else hsv(h.hair_hue, 0.6, h.hair_light)
+    hair = hsv(4 * h.hair_dye, 0.7, 0.4 + h.hair_light / 2) if h.hair_dye > 0.75 else hsv(h.hair_hue, 0.6, h.hair_light)
     draw_body(pen, h, skin, shade, hair)
     if not rear:
         draw_face(pen, h, skin, shade, hair)
     draw_top(pen, h, hair, rear)
-    points = [(-h.eye_gap, h.eye_y), (h.eye_gap, h.eye_y), (0, h.eye_y + h.nose_length),
-              (-h.mouth_width, h.mouth_y), (h.mouth_width, h.mouth_y)]
-    points = None if rear else np.array([pen.place(x, y) for x, y in points]) / 2 - 0.5
-    return light_up(canvas.reduce(2), h, zlib.crc32(repr(sorted(head.items())).encode())), points
+    points = pen.place([-h.eye_gap, h.eye_gap, 0, -h.mouth_width, h.mouth_width],
+                       [h.eye_y, h.eye_y, h.eye_y + h.nose_length, h.mouth_y, h.mouth_y]) / 2 - 0.5
+    # Brightness, a light from one side, warmth and noise: what must not matter.
+    pixels = np.asarray(canvas.reduce(2), dtype=np.float32)                           # (size, size, 3)
+    ramp = h.light + h.side_light * np.linspace(-1, 1, size, dtype=np.float32)
+    pixels = pixels * ramp[:, None] * np.array([1 + h.warmth, 1, 1 - h.warmth], dtype=np.float32)
+    noise = np.random.default_rng(zlib.crc32(repr(sorted(head.items())).encode()))
+    pixels += h.noise * noise.standard_normal((size, size, 1), dtype=np.float32)
+    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8)), None if rear else points
 
 
 def draw_body(pen, h, skin, shade, hair):
@@ -644,13 +627,11 @@ def draw_face(pen, h, skin, shade, hair):
         pen.ellipse(x, y, r * 1.3, r * h.eye_open, (250, 250, 250), slant=side * h.eye_slant)
         pen.ellipse(x, y, r * 0.65, r * min(0.75, h.eye_open), hsv(0.05 + h.iris * 0.6, 0.7, 0.65))
         pen.ellipse(x, y, r * 0.28, r * 0.32, (10, 10, 10))
-        brow = hsv(0.06, 0.6, 0.75 - 0.65 * h.brow_dark)
-        pen.ellipse(x, y - h.brow_gap, r * 1.5, h.brow_width, brow, slant=side * h.brow_slant)
+        pen.ellipse(x, y - h.brow_gap, r * 1.5, h.brow_width, hsv(0.06, 0.6, 0.75 - 0.65 * h.brow_dark), slant=side * h.brow_slant)
     tip = h.eye_y + h.nose_length
     pen.shape([-0.03, 0.03, h.nose_width, -h.nose_width], [h.eye_y, h.eye_y, tip, tip], shade)
     pen.ellipse(0, tip, h.nose_width, 0.05, shade)
-    lips = hsv(0.98, 0.35 + 0.4 * h.lip_red, 0.8 - 0.35 * h.lip_red)
-    pen.ellipse(0, h.mouth_y, h.mouth_width, h.lips + 0.08 * h.mouth_open, lips)
+    pen.ellipse(0, h.mouth_y, h.mouth_width, h.lips + 0.08 * h.mouth_open, hsv(0.98, 0.35 + 0.4 * h.lip_red, 0.8 - 0.35 * h.lip_red))
     pen.ellipse(0, h.mouth_y, h.mouth_width * 0.8, 0.01 + 0.08 * h.mouth_open, (60, 10, 20))
     pen.ellipse(h.mole_x, h.mole_y, h.mole, h.mole, (50, 28, 22))
     if h.glasses in (1, 2, 3):              # round, wide, dark
@@ -682,22 +663,12 @@ def draw_top(pen, h, hair, rear):
         pen.ellipse(0, h.hair_line, width + brim, 0.1, hsv(h.hat_hue, 0.85, 0.56), depth=forward)
 
 
-def light_up(picture, h, seed):
-    """Brightness, a light from one side, warmth and noise: what must not matter."""
-    pixels = np.asarray(picture, dtype=np.float32)                                   # (H, W, 3)
-    ramp = h.light + h.side_light * np.linspace(-1, 1, pixels.shape[1], dtype=np.float32)
-    pixels = pixels * ramp[:, None] * np.array([1 + h.warmth, 1, 1 - h.warmth], dtype=np.float32)
-    pixels += h.noise * np.random.default_rng(seed).standard_normal((*pixels.shape[:2], 1), dtype=np.float32)
-    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
-
-
 def attributes(head):
     """The binary attributes of a head: some belong to a person, some to a look, some to a frame."""
     h = SimpleNamespace(**head)
     return dict(wide_face=h.face_width > 0.785, pale_skin=h.skin > 0.5, big_eyes=h.eye_size > 0.135, hat=h.hat in (1, 2),
-                glasses=h.glasses in (1, 2, 3), beard=h.beard in (1, 2, 3), long_hair=h.hair_style in (3, 5),
-                light_hair=h.hair_light > 0.5, facing_right=h.yaw > 0, bright=h.light > 0.95,
-                mouth_open=h.mouth_open > 0.5, rear=h.rear >= REAR)
+                glasses=h.glasses in (1, 2, 3), beard=h.beard in (1, 2, 3), long_hair=h.hair_style in (3, 5), light_hair=h.hair_light > 0.5,
+                facing_right=h.yaw > 0, bright=h.light > 0.95, mouth_open=h.mouth_open > 0.5, rear=h.rear >= REAR)
 
 
 # attribute -> its three steps, and what the head must wear for it to show. Steps of a look (hair, glasses), of a person (skin,
@@ -710,65 +681,55 @@ MOVES = {"yaw": ((-15, 0, 15), {}), "roll": ((-8, 0, 8), {}), "scale": ((0.9, 1.
 
 
 def move_person(job):
-    """Draw one person, whom no toy world holds, in many settings, and move one attribute at a time in three steps.
+    """Draw one person, whom no toy world holds, in n settings, and move one attribute at a time. No noise, nobody turns away.
 
-    job: (person, number of settings n, names of MOVES, sides of heads, sides of aligned faces, picture size) ->
-    {name: {("head" or "face", side): (3, n, 3, side, side) uint8 array}}; "still": {..: (n, 3, side, side)}, nothing moved.
-    There is no noise, which every drawing draws anew, and nobody turns away."""
+    job: (person, n, names of MOVES, sides of heads, sides of aligned faces, picture size) -> {name: {("head" or "face", side):
+    uint8 array (3, n, 3, side, side), a step each}} and, with nothing moved, {"still": {..: (n, 3, side, side)}}."""
     person, n, names, heads, faces, size = job
     rng = np.random.default_rng([person, 0, 1])  # make_toy's have two numbers
     who, moved = draw_from(PERSON, rng), {}
     settings = [{**who, **draw_from(LOOK, rng), **draw_from(FRAME, rng), "noise": 0.0, "rear": 0.0} for _ in range(n)]
-    for name in ("still", *names):
-        steps, worn = MOVES.get(name, ((None,), {}))
-        views = {view: np.empty((len(steps), n, 3, view[1], view[1]), np.uint8)
-                 for view in [*(("head", side) for side in heads), *(("face", side) for side in faces)]}
-        for step, value in enumerate(steps):
-            for place, setting in enumerate(settings):
-                picture, points = draw_head({**setting, **worn, **({} if value is None else {name: value})}, size)
-                for (kind, side), pixels in views.items():
-                    image = picture if kind == "head" else align_face(picture, points, side)
-                    pixels[step, place] = square_pixels(image, side)
-        moved[name] = views if name in MOVES else {view: pixels[0] for view, pixels in views.items()}
+    changes = {name: [{**MOVES[name][1], name: value} for value in MOVES[name][0]] for name in names}
+    for name, steps in {"still": [{}], **changes}.items():
+        drawn = [draw_head({**setting, **step}, size) for step in steps for setting in settings]
+        views = {("head", side): [square_pixels(picture, side) for picture, _ in drawn] for side in heads}
+        views |= {("face", side): [square_pixels(align_face(*one, side), side) for one in drawn] for side in faces}
+        moved[name] = {view: torch.stack(pixels).unflatten(0, (-1, n)).numpy() for view, pixels in views.items()}
+    moved["still"] = {view: pixels[0] for view, pixels in moved["still"].items()}
     return moved
 
 
 def is_toy(root):
     """Did make_toy draw this folder? Its attributes.csv tells."""
-    file = os.path.join(root, "attributes.csv")
-    if not os.path.isfile(file):
-        return False
-    head = {name: low for ranges in (PERSON, LOOK, FRAME) for name, (low, _) in ranges.items()}
-    with open(file, encoding="utf-8", errors="replace") as lines:
-        return lines.readline().strip() == ",".join(["path", *attributes(head)])
+    file, head = os.path.join(root, "attributes.csv"), draw_from({**PERSON, **LOOK, **FRAME}, np.random.default_rng(0))
+    return os.path.isfile(file) and next(read_table(file), None) == (1, ["path", *attributes(head)])
 
 
 def draw_person(job):
-    """Write the pictures of one toy person; -> rows (path, landmarks or None, attributes). vary: an attribute that each frame
-    draws anew, or None."""
+    """Write the pictures of one toy person; -> rows (path, landmarks or None, attributes)."""
     root, person, looks, frames, size, seed, vary = job
-    rng = np.random.default_rng([seed, person])  # of its own, so that more people do not change the others
+    rng = np.random.default_rng([seed, person])      # of its own, so that more people do not change the others
     anew = np.random.default_rng([seed, person, 0])  # what varies does not change the rest
     who, rows = draw_from(PERSON, rng), []
     for look in range(looks):
         worn, folder = draw_from(LOOK, rng), f"person_{person:04d}/look_{look}"
         os.makedirs(os.path.join(root, folder))
         for frame in range(frames):
-            head = {**who, **worn, **draw_from(FRAME, rng)}
+            head, path = {**who, **worn, **draw_from(FRAME, rng)}, f"{folder}/{frame:03d}.jpg"
             if vary:
                 steps, wearing = MOVES[vary]
                 head |= {**wearing, vary: float(anew.uniform(steps[0], steps[-1]))}
             picture, points = draw_head(head, size)
-            picture.save(os.path.join(root, folder, f"{frame:03d}.jpg"), quality=92)
-            rows.append((f"{folder}/{frame:03d}.jpg", points, attributes(head)))
+            picture.save(os.path.join(root, path), quality=92)
+            rows.append((path, points, attributes(head)))
     return rows
 
 
 def make_toy(root, *, people=450, looks=4, frames=6, size=64, seed=0, vary=None):
-    """Write the toy world, with landmarks.csv and attributes.csv, into the new folder root; the same for the same
-    seed. vary: an attribute of MOVES that every frame draws anew, so that it tells nothing of the person; all else stays as it is,
-    but for what must be worn for it to show. Drawn beside it and renamed at the end, so that a half-drawn world is never taken
-    for a whole one."""
+    """Write the toy world, with landmarks.csv and attributes.csv, into the new folder root; the same for the same seed.
+
+    vary: an attribute of MOVES that every frame draws anew, so that it tells nothing of the person (all wear what it needs to show).
+    Drawn beside it and renamed at the end, so that a half-drawn world is never taken for a whole one."""
     if min(people, looks, frames, size) < 1 or seed < 0:
         raise ValueError("people, looks, frames and size must be at least 1, the seed at least 0; "
                          f"got {people}, {looks}, {frames}, {size}, {seed}")
@@ -778,8 +739,8 @@ def make_toy(root, *, people=450, looks=4, frames=6, size=64, seed=0, vary=None)
     half, rows = f"{root}.half-drawn-{os.getpid()}", []
     os.makedirs(half)
     try:
-        jobs = [(half, person, looks, frames, size, seed, vary) for person in range(people)]
         with multiprocessing.Pool() as pool:
+            jobs = [(half, person, looks, frames, size, seed, vary) for person in range(people)]
             for done, some in enumerate(pool.imap(draw_person, jobs), 1):
                 rows += some
                 if done % 150 == 0 or done == people:
@@ -818,17 +779,17 @@ def command_line(main):
     try:
         status = main()
         sys.stdout.flush()
-        sys.exit(status)
     except BrokenPipeError:  # whoever read the output, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        status = 1
     except (ValueError, OSError) as error:
         line = "".join(letter if letter.isprintable() else " " for letter in str(error))  # one line, whatever a file's names hold
         print(f"{os.path.basename(sys.argv[0])}: {line[:1000]}", file=sys.stderr)
-        sys.exit(2)
+        status = 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        sys.exit(130)
+        status = 130
+    sys.exit(status)
 
 
 def data_options(parser, none=f"the toy world in {TOY_WORLD}, drawn on first use"):
@@ -843,19 +804,17 @@ def data_options(parser, none=f"the toy world in {TOY_WORLD}, drawn on first use
 
 def open_data(settings):
     """Parsed data options -> HeadIndex, told on screen; makes the toy world on first use."""
-    if settings.data is None and not os.path.isdir(TOY_WORLD):
-        make_toy(TOY_WORLD)
-    index = scan_heads(TOY_WORLD if settings.data is None else settings.data, faces=settings.faces, segment_frames=settings.segment_frames,
-                       segment_gap=settings.segment_gap)
+    root = TOY_WORLD if settings.data is None else settings.data
+    if settings.data is None and not os.path.isdir(root):
+        make_toy(root)
+    index = scan_heads(root, faces=settings.faces, segment_frames=settings.segment_frames, segment_gap=settings.segment_gap)
     print("\n".join([index.summary(), *index.notes]), flush=True)
     return index
 
 
-def count_pairs(identity, state):
-    """Numbers of unordered pairs in each relation: {"R1": .., "R2": .., "R3": ..}."""
-    pairs = lambda labels: sum(n * (n - 1) // 2 for n in np.unique(labels, return_counts=True)[1].tolist())
-    r1, same, everything = pairs(state), pairs(identity), len(identity) * (len(identity) - 1) // 2
-    return {"R1": r1, "R2": same - r1, "R3": everything - same}
+def count_pairs(labels):
+    """The number of unordered pairs with the same label."""
+    return sum(math.comb(count, 2) for count in np.unique_counts(labels).counts.tolist())
 
 
 def main(argv=None):
@@ -876,16 +835,16 @@ def main(argv=None):
     index = open_data(settings)
     samples = map(HeadDataset(index, head_size=8, face_size=8 if index.faces else 0).__getitem__, range(len(index.paths)))
     bad = {row: sample for row, sample in enumerate(samples) if isinstance(sample, str)}
-    good = np.setdiff1d(np.arange(len(index.paths)), list(bad))
-    report = {"data": index.root, "identities": len(index.names), "states": len(np.unique(index.state)),
-              "pictures": len(index.paths), "faces": int(index.has_face.sum()),
-              "pairs": count_pairs(index.identity[good], index.state[good]),
-              "held_out_identities": int(split_identities(index.names).sum()),
-              "unreadable": list(bad.values()), "notes": index.notes}
-    print("pairs: {R1} R1 (same look), {R2} R2 (same person, other look), {R3} R3 (other people)".format(**report["pairs"]))
-    print(f"held out for evaluation: {report['held_out_identities']} identities")
+    identity, state = (np.delete(labels, list(bad)) for labels in (index.identity, index.state))
+    same_look, same_person, held_out = count_pairs(state), count_pairs(identity), int(split_identities(index.names).sum())
+    pairs = {"R1": same_look, "R2": same_person - same_look, "R3": math.comb(len(identity), 2) - same_person}
+    print("pairs: {R1} R1 (same look), {R2} R2 (same person, other look), {R3} R3 (other people)".format(**pairs))
+    print(f"held out for evaluation: {held_out} identities")
     print("\n".join([f"unreadable pictures: {len(bad)}", *bad.values()]))
     if settings.json:
+        report = {"data": index.root, "identities": len(index.names), "states": len(np.unique(index.state)), "pictures": len(index.paths),
+                  "faces": int(index.has_face.sum()), "pairs": pairs, "held_out_identities": held_out,
+                  "unreadable": list(bad.values()), "notes": index.notes}
         with open(settings.json, "w", encoding="utf-8") as file:
             json.dump(report, file, indent=1)
 
