@@ -91,7 +91,6 @@ def check_fars(fars):
 
 STEPS = 2 ** 21   # scores are counted in steps of 1 / STEPS = 4.8e-7, about the error of a float32 cosine of 512 numbers
 SAME = 2          # scores this many steps from 1 are 1, so that equal pictures tie, whatever their embedding
-COARSE = 2 ** 12  # the same for the sample
 SMALL_COUNTER = 2 ** 31 - 1  # pairs that the 32-bit counters take, a third faster than 64-bit ones, before those are added to
 RELATIONS = ("R1", "R2", "R3")
 TASKS = {"identity": ([0, 1], [2]), "head": ([0], [1, 2])}  # task -> places in RELATIONS of genuine and of impostor pairs
@@ -104,7 +103,7 @@ class PairCounts(NamedTuple):
     pairs: np.ndarray   # (3, I) int64, all pairs, likewise
 
 
-def count_by_score(z, identity, state, *, one_of=None, watch=(), tile=1024, steps=STEPS):
+def count_by_score(z, identity, state, *, one_of=None, watch=(), tile=1024):
     """Embeddings (N, E), labels (N,) -> PairCounts of the cosines of all unordered pairs, each once.
 
     one_of: (N,) bool; only pairs with at least one of these. watch: thresholds above which pairs are counted by identity.
@@ -115,31 +114,31 @@ def count_by_score(z, identity, state, *, one_of=None, watch=(), tile=1024, step
     chosen = np.ones(N, dtype=bool) if one_of is None else np.asarray(one_of)
     order = np.lexsort((look, ~chosen))  # the chosen first; sorted, since most tiles are then of R3 only
     tile = math.ceil(N / max(1, math.ceil(N / tile))) or 1  # tiles of nearly one size, so that all scores are rounded alike
-    counts, above = count_tiles(z[order], identity[order], look[order], int(chosen.sum()), watch, tile, steps)
+    counts, above = count_tiles(z[order], identity[order], look[order], int(chosen.sum()), watch, tile)
     for end, near in ((-1, slice(-1 - SAME, -1)), (0, slice(1, 1 + SAME))):
         counts[:, end] += counts[:, near].sum(dim=1)
         counts[:, near] = 0
     scores = counts.sum(dim=0).nonzero().flatten()
     above[:, :2] //= 2                   # both pictures of an R1 or R2 pair are of its one identity
     everyone, others = (pairs_of_people(identity[some], look[some], above.shape[2]) for some in (slice(None), ~chosen))
-    return PairCounts(scores.cpu().numpy() / steps - 1, counts[:, scores].cpu().numpy(), above.cpu().numpy(), everyone - others)
+    return PairCounts(scores.cpu().numpy() / STEPS - 1, counts[:, scores].cpu().numpy(), above.cpu().numpy(), everyone - others)
 
 
-def count_tiles(z, identity, look, rows, watch, tile, steps):
-    """The loop of count_by_score over the pairs (i, j), i < j and i < rows -> counts (3, 2 * steps + 1), above (W, 3, I)."""
+def count_tiles(z, identity, look, rows, watch, tile):
+    """The loop of count_by_score over the pairs (i, j), i < j and i < rows -> counts (3, 2 * STEPS + 1), above (W, 3, I)."""
     people, looks = (torch.as_tensor(labels, device=z.device) for labels in (identity, look))
-    counts, total = (z.new_zeros(3 * (2 * steps + 1), dtype=dtype) for dtype in (torch.int32, torch.int64))
+    counts, total = (z.new_zeros(3 * (2 * STEPS + 1), dtype=dtype) for dtype in (torch.int32, torch.int64))
     above, counted = z.new_zeros(len(watch), 3, int(identity.max(initial=0)) + 1, dtype=torch.int64), 0
-    watch = [max(threshold * steps, -steps - 1) for threshold in watch]
+    watch = [max(threshold * STEPS, -STEPS - 1) for threshold in watch]
     for i, j in ((i, j) for i in range(0, rows, tile) for j in range(i, len(z), tile)):
         a, b = slice(i, min(i + tile, rows)), slice(j, j + tile)
-        score = (z[a] * steps @ z[b].T).round_().clamp_(-steps, steps).int()                         # (A, B) in steps
+        score = (z[a] * STEPS @ z[b].T).round_().clamp_(-STEPS, STEPS).int()                         # (A, B) in steps
         relation = score.new_full((), 2)                                                             # 0, 1, 2 for R1, R2, R3; all R3
         if np.isin(identity[a], identity[b]).any():
             relation = 2 - (people[a, None] == people[b]).int() - (looks[a, None] == looks[b]).int()  # (A, B)
         if watch:
             tally(above, score, relation, people[a], people[b], watch, i == j)
-        bins = score.add_(relation * (2 * steps + 1) + steps)
+        bins = score.add_(relation * (2 * STEPS + 1) + STEPS)
         bins = bins[torch.ones_like(bins, dtype=torch.bool).triu_(1)] if i == j else bins.flatten()  # each pair once
         if counted + len(bins) > SMALL_COUNTER:
             total.add_(counts)
@@ -208,7 +207,7 @@ def guess_thresholds(z, identity, state, fars, one_of, seed):
     chosen = np.ones(len(shuffled), dtype=bool) if one_of is None else np.asarray(one_of)
     some = np.concatenate([shuffled[part[shuffled]][:SAMPLE] for part in (chosen, ~chosen)])
     sample = count_by_score(torch.as_tensor(z)[some], np.asarray(identity)[some], np.asarray(state)[some],
-                            one_of=chosen[some], steps=COARSE)
+                            one_of=chosen[some])
     thresholds = []
     for genuine, impostor in (sides(sample.counts, task) for task in TASKS):
         thresholds += operating_points(sample.scores, genuine, impostor, fars)[0].tolist() if impostor.any() else [np.inf] * len(fars)
@@ -262,7 +261,7 @@ def embed_rows(network, index, rows, *, size, faces=False, what="pictures", batc
     batches = [rows[start:start + batch_size].tolist() for start in range(0, len(rows), batch_size)]
     dataset = HeadDataset(index, head_size=0 if faces else size, face_size=size if faces else 0)
     z, kept, unreadable, progress = [], [], [], Progress(what, len(batches))
-    for step, batch in enumerate(loader(dataset, batches, workers), 1):
+    for step, batch in enumerate(progress.watch(loader(dataset, batches, workers)), 1):
         unreadable += batch.unreadable
         if len(batch.row):
             pixels = to_unit((batch.face if faces else batch.head).to(device, non_blocking=True))
