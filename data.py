@@ -165,6 +165,26 @@ def scan_heads(root, *, faces=None, segment_frames=0, segment_gap=0):
     if segment_frames < 0 or segment_gap < 0 or (segment_gap and not segment_frames):
         raise ValueError("--segment-frames and --segment-gap must be >= 0, and a gap needs frames; "
                          f"got {segment_frames} and {segment_gap}")
+    names, folders, notes = walk(root)
+    identity, folder, paths = zip(*folders)
+    sizes, paths = [len(part) for part in paths], np.concatenate(paths)                # (N,) from here on
+    apart = np.repeat(["/" not in name for name in folder], sizes)                     # no segment: a state of its own
+    place, dropped = np.where(apart, np.arange(len(paths)), 0), np.zeros(len(paths), dtype=bool)
+    if segment_frames:
+        place, dropped = frame_windows(paths, segment_frames, segment_gap)
+        if dropped.all():
+            raise ValueError(f"{root}: all {len(paths)} frames fall into the gaps of --segment-gap {segment_gap}")
+    identity, folder, place = (part[~dropped] for part in (np.repeat(identity, sizes), np.repeat(np.arange(len(sizes)), sizes), place))
+    state = np.unique(folder * (place.max() + 1) + place, return_inverse=True)[1]      # numbered in the order of the folders
+    notes += note([os.fsdecode(path) for path in paths[dropped]], "frames in the gaps between segments")
+    paths, N = paths[~dropped], len(identity)
+    index = HeadIndex(root, faces, names, paths, identity, state, np.zeros((N, 2), complex), np.zeros(N, bool), notes)
+    add_faces(index)
+    return index
+
+
+def walk(root):
+    """Folder of heads -> (names of the identities, [(number of the identity, relative folder, relative paths (n,) bytes)], notes)."""
     if not os.path.isdir(root):
         what = "a file" if os.path.exists(root) else "no such folder"
         raise ValueError(f"{root}: {what}; expected a folder laid out as {LAYOUT}")
@@ -185,22 +205,8 @@ def scan_heads(root, *, faces=None, segment_frames=0, segment_gap=0):
     if not folders:
         raise ValueError(f"{root}: no pictures laid out as {LAYOUT}; found {len(stray)} pictures directly in the folder, "
                          f"{len(identities)} folders in it, {len(deep)} folders below the segments")
-    identity, folder, paths = zip(*folders)
-    sizes, paths = [len(part) for part in paths], np.concatenate(paths)                # (N,) from here on
-    apart = np.repeat(["/" not in name for name in folder], sizes)                     # no segment: a state of its own
-    place, dropped = np.where(apart, np.arange(len(paths)), 0), np.zeros(len(paths), dtype=bool)
-    if segment_frames:
-        place, dropped = frame_windows(paths, segment_frames, segment_gap)
-        if dropped.all():
-            raise ValueError(f"{root}: all {len(paths)} frames fall into the gaps of --segment-gap {segment_gap}")
-    identity, folder, place = (part[~dropped] for part in (np.repeat(identity, sizes), np.repeat(np.arange(len(sizes)), sizes), place))
-    state = np.unique(folder * (place.max() + 1) + place, return_inverse=True)[1]      # numbered in the order of the folders
-    notes = [*note(stray, "pictures outside an identity folder"), *note(empty, "empty folders"), *note(deep, "folders below a segment"),
-             *note([os.fsdecode(path) for path in paths[dropped]], "frames in the gaps between segments")]
-    paths, N = paths[~dropped], len(identity)
-    index = HeadIndex(root, faces, names, paths, identity, state, np.zeros((N, 2), complex), np.zeros(N, bool), notes)
-    add_faces(index)
-    return index
+    return names, folders, [*note(stray, "pictures outside an identity folder"), *note(empty, "empty folders"),
+                            *note(deep, "folders below a segment")]
 
 
 def list_folder(path):

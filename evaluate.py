@@ -382,11 +382,10 @@ def print_table(table, fars, markdown=False):
 
 
 def write_json(path, content):
-    """Write what any JSON reader accepts: UTF-8, null for minus infinity, never half a file; said on screen."""
+    """Write what any JSON reader accepts: UTF-8, null for minus infinity, never half a file."""
     with open(f"{path}.tmp", "w", encoding="utf-8") as file:  # a threshold of -inf (every pair accepted) has no JSON number
         file.write(re.sub('(?<=": )-Infinity', "null", json.dumps(content, indent=1)))
     os.replace(f"{path}.tmp", path)
-    print(f"numbers: {path}")
 
 
 # ---------------------------------------------------------------- pictures
@@ -588,6 +587,7 @@ def compare(student, thresholds, reference, files, *, which="id", json_file=None
     if json_file:
         write_json(json_file, {"reference": reference, "embedding": which, "thresholds": thresholds, "summary": summary, "frames": frames,
                                "unreadable": unreadable})
+        print(f"numbers: {json_file}")
     return 1 if unreadable else 0
 
 
@@ -815,6 +815,7 @@ def analyse(settings, students, teachers, index, rows, **how):
         print_grid([["attribute", *columns], *([name, *map(show, energies.values())] for name, energies in found.items())], settings.md)
     if settings.json:
         write_json(settings.json, content)
+        print(f"numbers: {settings.json}")
 
 
 def scatter_sheet(found, path):
@@ -926,6 +927,7 @@ def report(students, teachers, index, rows, *, which="id", fars=FARS, markdown=F
         describe = lambda networks: {name: network.description for name, network in networks.items()}
         write_json(json_file, {"students": describe(students), "teachers": describe(teachers), "embedding": which, "fars": list(fars),
                                "data": index.root, "table": table, "unreadable": unreadable})
+        print(f"numbers: {json_file}")
 
 
 def check_outputs(settings):

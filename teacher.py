@@ -11,6 +11,7 @@ import re
 import sys
 import time
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -361,14 +362,19 @@ def teacher_losses(network, head, faces, labels, method):
     return total, terms, logits
 
 
-def go_on_from(init, network, head, names):
-    """Give a new network, and its margin head for the identities `names`, the weights of the teacher init and its class centres."""
-    network.load_state_dict(init.state_dict())
-    if head and init.centres is not None:
+def new_teacher(vit, margin, names, init=None):
+    """-> ModuleDict of an AdaFaceViT and, but for triplet, its margin head for the identities `names`. init: a teacher whose weights
+    go on, and its class centres of these names."""
+    network = AdaFaceViT(**vit)
+    head = make_head(margin, network.embed_dim, len(names))
+    if init is not None:
+        network.load_state_dict(init.state_dict())
+    if init is not None and head and init.centres is not None:
         places = {name: place for place, name in enumerate(init.trained)}
         known = [place for place, name in enumerate(names) if name in places]
         head.kernel.data[:, known] = init.centres[:, [places[names[place]] for place in known]]
         print(f"teacher: {len(known)} of {len(names)} class centres go on too", flush=True)
+    return nn.ModuleDict({"network": network, **({"head": head} if head else {})})
 
 
 def pretrain(index, people, path, *, vit, epochs, seed, workers, device, dtype, batch_size=64, lr=None, init=None, method=DEFAULT_METHOD):
@@ -378,16 +384,13 @@ def pretrain(index, people, path, *, vit, epochs, seed, workers, device, dtype, 
     a teacher to go on from; method: margin head and decorrelation. load_teacher(path) reads the frozen teacher. -> ModuleDict of
     the network and, but for triplet, its margin head, in training mode."""
     rows = (index.has_face & people[index.identity]).nonzero()[0]
-    classes = {identity: label for label, identity in enumerate(sorted(set(index.identity[rows].tolist())))}
-    if len(classes) < 2:
-        raise ValueError("pre-training a teacher needs aligned faces of at least 2 training identities; "
-                         f"found {len(classes)} in {index.root}")
+    names = [index.names[identity] for identity in sorted(set(index.identity[rows].tolist()))]
+    if len(names) < 2:
+        raise ValueError(f"pre-training a teacher needs aligned faces of at least 2 training identities; found {len(names)} in {index.root}")
+    label = torch.tensor(np.cumsum(np.isin(index.names, names)) - 1, device=device)  # of an identity: its number among them
     torch.manual_seed(seed)
-    network, names = AdaFaceViT(**vit), [index.names[identity] for identity in classes]
-    head = make_head(method["margin"], network.embed_dim, len(classes))
-    if init is not None:
-        go_on_from(init, network, head, names)
-    modules = nn.ModuleDict({"network": network, **({"head": head} if head else {})}).to(device).train()
+    modules = new_teacher(vit, method["margin"], names, init).to(device).train()
+    network, head = modules["network"], modules["head"] if "head" in modules else None
     sampler = IdentitySampler(rows, index.identity[rows], index.state[rows], P=batch_size // 2, S=2, K=1, seed=seed)
     batches = loader(HeadDataset(index, head_size=0, face_size=network.image_size), sampler, workers)
     steps = epochs * len(sampler)
@@ -404,7 +407,7 @@ def pretrain(index, people, path, *, vit, epochs, seed, workers, device, dtype, 
             unreadable |= set(batch.unreadable)
             if not len(batch.row):
                 continue
-            labels = torch.tensor([classes[identity] for identity in batch.identity.tolist()], device=device)
+            labels = label[batch.identity.to(device)]
             faces = augment(to_unit(batch.face.to(device, non_blocking=True)))
             with autocast(device, dtype):
                 total, terms, logits = teacher_losses(network, head, faces, labels, method)

@@ -183,42 +183,43 @@ def prepare(settings, device, dtype, initial, teacher, sizes):
         sizes["classes"] = len(trained)
         if initial and initial["trained"] != sorted(trained):
             raise ValueError(f"the classifiers of this run know other people than the {len(trained)} that {index.root} has to train on now")
-    student = make_student(settings, sizes, teacher, initial).to(device)
-    student.recompute = settings.recompute
-    if settings.compile:
-        compile_blocks(student, device)
-    aligned = settings.align_weight > 0 and settings.design != "transreid"
-    if settings.design == "transreid":
         print("notice: transreid has losses of its own: the options of the alignment and of the hierarchical loss do not count, and "
               "a teacher only gives its trunk")
+    student = make_student(settings, sizes, teacher, initial).to(device)
+    if settings.compile:
+        compile_blocks(student, device)
     rank, processes = rank_and_count()
-    torch.manual_seed(settings.seed + rank) if rank else None  # other augmentation in each
+    if rank:
+        torch.manual_seed(settings.seed + rank)  # other augmentation in each process
+    aligned = settings.align_weight > 0 and settings.design != "transreid"
     targets, has_target = teacher_targets(teacher if aligned else None, index, train_rows, student.embed_dim, machine)
 
-    sampler = IdentitySampler(train_rows, index.identity[train_rows], index.state[train_rows],
-                              P=settings.batch_size // (settings.states * settings.frames), S=settings.states, K=settings.frames,
-                              seed=settings.seed, steps=settings.steps, rank=rank, processes=processes)
-    for line in sampler.notices:
-        print(f"notice: {line}")
+    sampler = make_sampler(settings, index, train_rows)
     lr = settings.lr or (0.3 if settings.init is None else 0.03) / student.dim
     print(f"batches: {len(sampler)} an epoch, of {sampler.P} identities x {sampler.S} states x {sampler.K} frames; highest learning "
           f"rate {lr:.3g}", flush=True)
-    dataset = HeadDataset(index, head_size=student.image_size, face_size=0)
-
-    optimiser, schedule = make_optimiser(student, lr=lr, weight_decay=settings.weight_decay,
-                                         steps=settings.epochs * len(sampler), warmup=200)
+    batches = loader(HeadDataset(index, head_size=student.image_size, face_size=0), sampler, settings.workers)
+    optimiser, schedule = make_optimiser(student, lr=lr, weight_decay=settings.weight_decay, steps=settings.epochs * len(sampler), warmup=200)
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
     run = SimpleNamespace(
-        settings=settings, machine=machine, index=index, test_rows=test_rows, initial=initial,
-        trained=trained, teacher=teacher and teacher.cpu(),
-        teacher_path=teacher_path, targets=targets, has_target=has_target,
+        settings=settings, machine=machine, index=index, test_rows=test_rows, initial=initial, trained=trained,
+        teacher=teacher and teacher.cpu(), teacher_path=teacher_path, targets=targets, has_target=has_target,
         label=torch.from_numpy(np.cumsum(~held_out) - 1),  # of a training identity: its number among them
         student=student, network=student if processes == 1 else torch.nn.parallel.DistributedDataParallel(student),
-        sampler=sampler, batches=loader(dataset, sampler, settings.workers),
-        optimiser=optimiser, schedule=schedule, scaler=scaler, epoch=0, step=0, best=None, thresholds=None, unreadable=set(),
+        sampler=sampler, batches=batches, optimiser=optimiser, schedule=schedule, scaler=scaler, epoch=0, step=0, best=None, thresholds=None, unreadable=set(),
         batch=0, sums={}, counted=0, stopped=0)  # of the epoch that it is in: steps done, summed losses; the signal that stops it
     keep_trained_out(run)
     return run
+
+
+def make_sampler(settings, index, rows):
+    """-> the sampler of this process, which draws its share of every batch."""
+    rank, processes = rank_and_count()
+    sampler = IdentitySampler(rows, index.identity[rows], index.state[rows], P=settings.batch_size // (settings.states * settings.frames),
+                              S=settings.states, K=settings.frames, seed=settings.seed, steps=settings.steps, rank=rank, processes=processes)
+    for line in sampler.notices:
+        print(f"notice: {line}")
+    return sampler
 
 
 def keep_trained_out(run):
@@ -317,6 +318,7 @@ def make_student(settings, sizes, teacher, initial):
             print("student trunk: from scratch, since the teacher's has other sizes", flush=True)
     elif teacher:
         print("student trunk: from scratch, since this teacher is no ViT", flush=True)
+    student.recompute = settings.recompute
     return student
 
 
