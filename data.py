@@ -438,6 +438,9 @@ class HeadDataset(torch.utils.data.Dataset):
         small = len(index.paths) * 3 * (head_size ** 2 + face_size ** 2) < 256 * 2 ** 20  # bytes; one block each, as many fragment memory
         self.kept = [torch.empty(len(index.paths) * small, 3, side, side, dtype=torch.uint8) for side in (head_size, face_size)]
 
+    def __len__(self):
+        return len(self.index.paths)
+
     def __getitem__(self, row):
         index = self.index
         if row in self.known:
