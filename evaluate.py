@@ -82,6 +82,7 @@ def auc(higher, lower):
 
 
 def check_fars(fars):
+    """ValueError for a false accept rate that is none."""
     for far in fars:
         if not 0 <= far <= 1:
             raise ValueError(f"a false accept rate must lie in [0, 1]; got {far}")
@@ -674,6 +675,8 @@ def attribute_ks(z, identity, attribute, *, most=MOST, seed=0):
 def intra_entropy(identity, attribute):
     """Mean over identities of the entropy, in nats, of an attribute's values in their pictures; NaN values do not count."""
     known = ~np.isnan(attribute)
+    if not known.any():
+        raise ValueError("no value is known")
     values, value = np.unique(np.asarray(attribute)[known], return_inverse=True)
     people, person = np.unique(np.asarray(identity)[known], return_inverse=True)
     counts = np.bincount(person * len(values) + value, minlength=len(people) * len(values)).reshape(len(people), -1)

@@ -111,8 +111,9 @@ def load_teacher(path, colour=None):
     if order == "BGR":  # the first convolution, turned round, takes RGB like all others
         first = next(module for module in teacher.modules() if isinstance(module, nn.Conv2d))
         first.weight.data = first.weight.data.flip(1)
-    teacher.trained = checkpoint.get("trained", [])
-    teacher.centres = checkpoint.get("centres")  # of its margin head, (E, identities), for pretrain's init
+    teacher.trained, centres = checkpoint.get("trained", []), checkpoint.get("centres")
+    whole = torch.is_tensor(centres) and centres.shape == (teacher.embed_dim, len(teacher.trained))
+    teacher.centres = centres if whole else None  # of its margin head, (E, identities), for pretrain's init
     millions, side = sum(parameter.numel() for parameter in teacher.parameters()) / 1e6, teacher.image_size
     teacher.description = f"{family}, {millions:.1f} M parameters, {order} {side}x{side}"
     if usual and order != usual:

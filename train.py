@@ -206,7 +206,8 @@ def prepare(settings, device, dtype, initial, teacher, sizes):
         teacher=teacher and teacher.cpu(), teacher_path=teacher_path, targets=targets, has_target=has_target,
         label=torch.from_numpy(np.cumsum(~held_out) - 1),  # of a training identity: its number among them
         student=student, network=student if processes == 1 else torch.nn.parallel.DistributedDataParallel(student),
-        sampler=sampler, batches=batches, optimiser=optimiser, schedule=schedule, scaler=scaler, epoch=0, step=0, best=None, thresholds=None, unreadable=set(),
+        sampler=sampler, batches=batches, optimiser=optimiser, schedule=schedule, scaler=scaler,
+        epoch=0, step=0, best=None, thresholds=None, unreadable=set(),
         batch=0, sums={}, counted=0, stopped=0)  # of the epoch that it is in: steps done, summed losses; the signal that stops it
     keep_trained_out(run)
     return run
@@ -373,7 +374,8 @@ def train_epoch(run):
     run.student.train()
     run.sampler.set_epoch(run.epoch, skip=run.batch)
     epochs = run.settings.epochs
-    progress, unreadable = Progress(f"epoch {run.epoch + 1}/{epochs}, step", epochs * len(run.sampler), done=run.step), set()
+    progress = Progress(f"epoch {run.epoch + 1}/{epochs}, step", epochs * len(run.sampler), done=run.step)
+    unreadable, stopped = set(), 0
     for batch in progress.watch(run.batches):
         run.step, run.batch = run.step + 1, run.batch + 1
         unreadable.update(batch.unreadable)
@@ -384,11 +386,13 @@ def train_epoch(run):
         update(terms["total"], run.student, run.optimiser, run.schedule, run.scaler)
         run.sums, run.counted = {name: run.sums.get(name, 0) + value for name, value in values.items()}, run.counted + 1
         progress.show(run.step, values, len(batch.row) * run.sampler.processes, force=run.step % len(run.sampler) == 0)
-        if stopping(run):
-            return None
+        if stopped := stopping(run):
+            break
     for message in sorted(set().union(*from_all(unreadable)) - run.unreadable):
         print(f"warning: left out: {message}", flush=True)
         run.unreadable.add(message)
+    if stopped:
+        return None
     if not run.counted:
         raise ValueError(f"not one picture of this epoch could be read in {run.index.root}")
     means = {name: value / run.counted for name, value in run.sums.items()} | {"data_seconds": round(progress.waited, 2)}
@@ -430,11 +434,11 @@ def score(run):
     index, student = run.index, run.student.eval()
     z, kept, _ = evaluate.embed_rows(lambda heads: torch.stack(student(heads), dim=1), index, run.test_rows,  # (n, 2, E)
                                      size=student.image_size, what="held out", **run.machine)
-    scores, run.thresholds = on_first(score_embeddings, run, z, kept) if len(kept) else ({}, None)
+    scores, run.thresholds = on_first(rates_and_thresholds, run, z, kept) if len(kept) else ({}, None)
     return scores
 
 
-def score_embeddings(run, z, kept):
+def rates_and_thresholds(run, z, kept):
     """z_id and z_head (n, 2, E) of n rows -> what score returns, and the thresholds of both."""
     index, far = run.index, run.settings.fars[0]
     people = len(np.unique(index.identity[kept]))

@@ -647,3 +647,8 @@ def test_a_folder_moves_in_brightness_contrast_and_hue_and_says_what_its_attribu
                              (["--compare", "a.jpg", "b.jpg", "--energy"], "do not go with --compare")):
         with pytest.raises(ValueError, match=message):
             evaluate.main([*common, *options])
+
+
+def test_the_entropy_of_an_attribute_that_nobody_knows_is_an_error():
+    with pytest.raises(ValueError, match="no value is known"):
+        evaluate.intra_entropy([0, 1], [math.nan, math.nan])
