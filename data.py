@@ -431,7 +431,8 @@ class HeadDataset(torch.utils.data.Dataset):
     """index[row] -> (row, head, face, has_face, identity, state), one decode a picture; picklable.
 
     head_size, face_size: sides in pixels; 0 leaves that picture out (0 x 0 pixels). An unreadable picture becomes its error
-    message, which `collate` sets apart. Of a small folder each picture is read once a process and kept."""
+    message, which `collate` sets apart. The pictures of a small folder are read once and kept, but not by workers, whose memory
+    would add up."""
 
     def __init__(self, index, *, head_size, face_size):
         self.index, self.head_size, self.face_size, self.known = index, head_size, face_size, set()
@@ -450,7 +451,7 @@ class HeadDataset(torch.utils.data.Dataset):
                 head, face = self.read(row)
             except ValueError as error:
                 return str(error)
-            if len(self.kept[0]):
+            if len(self.kept[0]) and torch.utils.data.get_worker_info() is None:
                 self.kept[0][row], self.kept[1][row] = head, face
                 self.known.add(row)
         return row, head, face, bool(index.has_face[row]), int(index.identity[row]), int(index.state[row])
@@ -776,6 +777,9 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, description):
         super().__init__(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False)
+
+    def format_help(self):
+        return re.sub(r"\s+\(default:\s+(None|False)\)", "", super().format_help())  # what no value means is said in words
 
     def error(self, message):
         raise ValueError(f"{message} (see --help)")

@@ -344,23 +344,24 @@ def make_head(margin, embed_dim, classes):
     return MARGINS[margin] and MARGINS[margin](embed_dim, classes, **milder)
 
 
-def teacher_losses(network, head, faces, labels, method):
-    """Faces (B, 3, S, S) in [-1, 1], labels (B,) -> what is minimised, its parts {name: scalar}, and the margin head's logits or None.
+def teacher_losses(modules, faces, labels, method):
+    """new_teacher's modules, faces (B, 3, S, S) in [-1, 1], labels (B,) -> what is minimised, and to be shown {name: scalar}.
 
     Attention maps are kept only here, and only with decorrelation: everything else runs the fused attention."""
     maps = None if method["decorrelate"] == "none" else []
-    z = network(faces, maps, method["decorrelate_blocks"])
-    if head is None:
-        total, logits = facenet_triplet(z, labels), None
-    else:
-        logits = head(z, labels)
+    z = modules["network"](faces, maps, method["decorrelate_blocks"])
+    if "head" in modules:
+        head, logits = modules["head"], modules["head"](z, labels)
         total = F.cross_entropy(logits, labels)
-    terms = {"triplet" if head is None else type(head).__name__: total}
+        terms = {type(head).__name__: total, "accuracy": (logits.argmax(dim=1) == labels).float().mean()}
+    else:
+        total = facenet_triplet(z, labels)
+        terms = {"triplet": total}
     if maps is not None:
         difficulty = nearest_wrong_centre(z, head.kernel, labels) if method["decorrelate"] == "hard" else None
         terms["decorrelation"] = decorrelation_loss(maps, difficulty)
         total = total + method["decorrelate_weight"] * terms["decorrelation"]
-    return total, terms, logits
+    return total, terms
 
 
 def new_teacher(vit, margin, names, init=None):
@@ -391,37 +392,30 @@ def pretrain(index, people, path, *, vit, epochs, seed, workers, device, dtype, 
     label = torch.tensor(np.cumsum(np.isin(index.names, names)) - 1, device=device)  # of an identity: its number among them
     torch.manual_seed(seed)
     modules = new_teacher(vit, method["margin"], names, init).to(device).train()
-    network, head = modules["network"], modules["head"] if "head" in modules else None
+    network, unreadable = modules["network"], set()
     sampler = IdentitySampler(rows, index.identity[rows], index.state[rows], P=batch_size // 2, S=2, K=1, seed=seed)
     batches = loader(HeadDataset(index, head_size=0, face_size=network.image_size), sampler, workers)
     steps = epochs * len(sampler)
     optimiser, schedule = make_optimiser(modules, lr=lr or (0.2 if init is None else 0.02) / network.dim, weight_decay=0.05, steps=steps,
                                          warmup=100)
-    scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
-    progress, step, unreadable = Progress("teacher", steps), 0, set()
+    scaler, progress = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16), Progress("teacher", steps)
     for epoch in range(epochs):
         sampler.set_epoch(epoch)
-        for batch in progress.watch(batches):
-            step += 1
-            for message in set(batch.unreadable) - unreadable:
-                print(f"warning: left out: {message}", flush=True)
-            unreadable |= set(batch.unreadable)
+        for step, batch in enumerate(progress.watch(batches), 1 + epoch * len(sampler)):
+            unreadable.update(batch.unreadable)
             if not len(batch.row):
                 continue
-            labels = label[batch.identity.to(device)]
             faces = augment(to_unit(batch.face.to(device, non_blocking=True)))
             with autocast(device, dtype):
-                total, terms, logits = teacher_losses(network, head, faces, labels, method)
+                total, terms = teacher_losses(modules, faces, label[batch.identity.to(device)], method)
             shown = check_finite(terms, step, schedule.get_last_lr()[0])
             update(total, modules, optimiser, schedule, scaler)
-            if logits is not None:
-                shown["accuracy"] = (logits.argmax(dim=1) == labels).float().mean().item()
-            progress.show(step, shown, len(labels), force=step == steps)
+            progress.show(step, shown, len(faces), force=step == steps)
+    print("".join(f"warning: left out: {message}\n" for message in sorted(unreadable)), end="", flush=True)
     if not progress.pictures:
         raise ValueError(f"none of the {len(rows)} aligned faces in {index.faces or index.root} could be read")
-    save_checkpoint(path, {"kind": "teacher", "model": network.state_dict(),
-                           "model_args": {**vit, "embed_dim": network.embed_dim}, "trained": names,
-                           "centres": head.kernel.detach() if head else None})
+    save_checkpoint(path, {"kind": "teacher", "model": network.state_dict(), "model_args": {**vit, "embed_dim": network.embed_dim},
+                           "trained": names, "centres": modules["head"].kernel.detach() if "head" in modules else None})
     return modules
 
 

@@ -180,11 +180,7 @@ def prepare(settings, device, dtype, initial, teacher, sizes):
     trained = [name for name, out in zip(index.names, held_out) if not out]
     teacher, teacher_path = prepare_teacher(settings, index, ~held_out, machine, teacher, sizes)
     if settings.design == "transreid":
-        sizes["classes"] = len(trained)
-        if initial and initial["trained"] != sorted(trained):
-            raise ValueError(f"the classifiers of this run know other people than the {len(trained)} that {index.root} has to train on now")
-        print("notice: transreid has losses of its own: the options of the alignment and of the hierarchical loss do not count, and "
-              "a teacher only gives its trunk")
+        sizes["classes"] = classes_of_transreid(trained, initial, index.root)
     student = make_student(settings, sizes, teacher, initial).to(device)
     if settings.compile:
         compile_blocks(student, device)
@@ -211,6 +207,15 @@ def prepare(settings, device, dtype, initial, teacher, sizes):
         batch=0, sums={}, counted=0, stopped=0)  # of the epoch that it is in: steps done, summed losses; the signal that stops it
     keep_trained_out(run)
     return run
+
+
+def classes_of_transreid(trained, initial, root):
+    """-> how many classes its classifiers have, one a training identity; to go on, they must be those of before."""
+    if initial and initial["trained"] != sorted(trained):
+        raise ValueError(f"the classifiers of this run know other people than the {len(trained)} that {root} has to train on now")
+    print("notice: transreid has losses of its own: the options of the alignment and of the hierarchical loss do not count, and "
+          "a teacher only gives its trunk")
+    return len(trained)
 
 
 def make_sampler(settings, index, rows):

@@ -5,6 +5,7 @@ import signal
 import shutil
 import subprocess
 import sys
+import time
 import types
 
 import numpy as np
@@ -40,6 +41,14 @@ def log(out):
 
 def weights(path):
     return torch.load(path, weights_only=True)["model"]
+
+
+def assert_equal_runs(first, second):
+    """The same weights and log lines, but for the times."""
+    a, b = (weights(run / "last.pt") for run in (first, second))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    a, b = ([{**line, "seconds": 0, "data_seconds": 0} for line in log(run)] for run in (first, second))
+    assert a == b
 
 
 def test_a_run_learns_head_similarity_of_people_it_never_saw(learned):
@@ -117,19 +126,16 @@ def test_four_epochs_equal_two_and_two_resumed(learned, toy, tmp_path, monkeypat
     with open(tmp_path / "halves" / "log.jsonl", "a", encoding="utf-8") as file:
         file.write('{"epoch": 3, "torn')
     train.main(["--resume", str(tmp_path / "halves" / "last.pt")])
-    straight, halves = (weights(tmp_path / name / "last.pt") for name in ("straight", "halves"))
-    assert all(torch.allclose(straight[name].float(), halves[name].float(), atol=1e-6) for name in straight)
-    untimed = [[{**line, "seconds": 0, "data_seconds": 0} for line in log(tmp_path / name)] for name in ("straight", "halves")]
-    assert untimed[0] == untimed[1]
+    assert_equal_runs(tmp_path / "straight", tmp_path / "halves")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_run_after_a_whole_step_and_the_resumed_run_equals_one_without(learned, toy, tmp_path, number):
-    options = ["--data", toy, "--teacher", os.path.join(learned, "teacher.pt"), "--epochs", "3", "--steps", "20", *SMALL]
+    options = ["--data", toy, "--teacher", os.path.join(learned, "teacher.pt"), "--epochs", "3", "--steps", "80", *SMALL]
     train.main([*options, "--out", str(tmp_path / "straight")])
     with subprocess.Popen([*SCRIPT, *options, "--out", str(tmp_path / "stopped")], stdout=subprocess.PIPE, text=True) as run:
         for line in run.stdout:
-            if line.startswith("epoch 1/3, step 20/60"):
+            if line.startswith("epoch 1/3, step 80/240"):  # seconds from its end, so that a busy machine is in time
                 run.send_signal(number)
                 break
         out = run.stdout.read()
@@ -139,10 +145,26 @@ def test_a_signal_ends_a_run_after_a_whole_step_and_the_resumed_run_equals_one_w
     with open(tmp_path / "stopped" / "log.jsonl", "a", encoding="utf-8") as file:
         file.write('{"epoch": 2, "torn')
     train.main(["--resume", last])
-    straight, stopped = (weights(tmp_path / name / "last.pt") for name in ("straight", "stopped"))
-    assert all(torch.equal(straight[name], stopped[name]) for name in straight)
-    untimed = [[{**line, "seconds": 0, "data_seconds": 0} for line in log(tmp_path / name)] for name in ("straight", "stopped")]
-    assert untimed[0] == untimed[1]
+    assert_equal_runs(tmp_path / "straight", tmp_path / "stopped")
+
+
+def test_a_run_killed_ten_times_always_has_a_whole_last_pt_and_ends_as_one_without(learned, toy, tmp_path):
+    options = ["--data", toy, "--teacher", os.path.join(learned, "teacher.pt"), "--epochs", "60", "--steps", "5", "--eval-every", "7", *SMALL]
+    train.main([*options, "--out", str(tmp_path / "straight")])
+    last, killed, rng = tmp_path / "killed" / "last.pt", 0, np.random.default_rng(0)
+    for _ in range(10):
+        how = ["--resume", str(last)] if last.exists() else [*options, "--out", str(tmp_path / "killed")]
+        with subprocess.Popen([*SCRIPT, *how], stdout=subprocess.PIPE, text=True) as run:
+            next(line for line in run.stdout if line.startswith(("settings: ", "resumed: ")))
+            time.sleep(rng.uniform(0, 0.6))
+            run.kill()
+        killed += run.returncode == -signal.SIGKILL
+        if last.exists():
+            assert torch.load(last, weights_only=True)["epoch"] <= 60
+    assert killed == 10
+    train.main(["--resume", str(last)] if last.exists() else [*options, "--out", str(tmp_path / "killed")])
+    assert_equal_runs(tmp_path / "straight", tmp_path / "killed")  # a torn line of the log would be no JSON
+    assert len(log(tmp_path / "killed")) == 60
 
 
 def test_resuming_a_finished_run_says_so_and_changes_nothing(learned, capsys):
