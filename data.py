@@ -25,6 +25,7 @@ import shutil
 import signal
 import struct
 import sys
+import tempfile
 import unicodedata
 import zlib
 from dataclasses import dataclass
@@ -127,7 +128,7 @@ def upright_size(path):
     """Picture file -> its upright (width, height), from the header only; infinite where it cannot be read, to be named when it is."""
     try:
         with Image.open(path) as image:
-            turned = image.getexif().get(0x0112) in (5, 6, 7, 8)  # EXIF: width and height change places
+            turned = image.getexif().get(0x0112) in (5, 6, 7, 8) and image.format != "TIFF"  # whose size is that upright already
             return image.size[::-1] if turned else image.size
     except PICTURE_ERRORS:
         return math.inf, math.inf
@@ -162,8 +163,8 @@ def scan_heads(root, *, faces=None, segment_frames=0, segment_gap=0):
     segment_frames N > 0 cuts each folder of numbered frames into windows of N frame numbers, each its own
     state; segment_gap M drops M numbers between windows, so that neighbours that look alike are not called
     different (our reading). Raises ValueError where no picture stands where the layout wants it."""
-    if segment_frames < 0 or segment_gap < 0 or (segment_gap and not segment_frames):
-        raise ValueError("--segment-frames and --segment-gap must be >= 0, and a gap needs frames; "
+    if min(segment_frames, segment_gap) < 0 or segment_frames + segment_gap > 1e18 or (segment_gap and not segment_frames):
+        raise ValueError("--segment-frames and --segment-gap must be 0 to 1e18 together, and a gap needs frames; "
                          f"got {segment_frames} and {segment_gap}")
     names, folders, notes = walk(root)
     identity, folder, paths = zip(*folders)
@@ -740,8 +741,8 @@ def make_toy(root, *, people=450, looks=4, frames=6, size=64, seed=0, vary=None)
 
     vary: an attribute of MOVES that every frame draws anew, so that it tells nothing of the person (all wear what it needs to show).
     Drawn beside it and renamed at the end, so that a half-drawn world is never taken for a whole one."""
-    if min(people, looks, frames, size) < 1 or seed < 0:
-        raise ValueError("people, looks, frames and size must be at least 1, the seed at least 0; "
+    if min(people, looks, frames, size) < 1 or people > 1e6 or seed < 0:
+        raise ValueError("people, looks, frames and size must be at least 1, people at most a million, the seed at least 0; "
                          f"got {people}, {looks}, {frames}, {size}, {seed}")
     root = os.path.normpath(root)
     if os.path.exists(root):
@@ -805,6 +806,22 @@ def command_line(main):
     sys.exit(status)
 
 
+def check_outputs(files, inputs):
+    """Before anything is read: an error for a file that cannot be written, would replace an input or another of the files, or would stand
+    among the pictures and tables of an input folder. None among them does not count."""
+    taken = {os.path.realpath(path) for path in inputs if path}
+    for file in filter(None, files):
+        folder, real = os.path.dirname(file) or ".", os.path.realpath(file)
+        if not os.path.isdir(folder) or os.path.isdir(file):
+            raise ValueError(f"{file}: there is no such folder to write it to, or it is a folder itself")
+        among = real.lower().endswith((*EXTENSIONS, ".csv")) and any(real.startswith(path + os.sep) for path in taken)
+        if among or real in taken:
+            raise ValueError(f"{file} would be written over an input or another output")
+        taken.add(real)
+        with tempfile.TemporaryFile(dir=folder):  # hear now, not after the work, that it cannot be written
+            pass
+
+
 def data_options(parser, none=f"the toy world in {TOY_WORLD}, drawn on first use"):
     """The options that say which pictures, shared by all scripts; none: what stands in for --data."""
     group = parser.add_argument_group("data")
@@ -845,6 +862,7 @@ def main(argv=None):
     if settings.toy:
         make_toy(settings.toy, people=settings.people, seed=settings.seed, vary=settings.vary)
         settings.data = settings.toy
+    check_outputs([settings.json], [settings.data or TOY_WORLD])
     index = open_data(settings)
     samples = map(HeadDataset(index, head_size=8, face_size=8 if index.faces else 0).__getitem__, range(len(index.paths)))
     bad = {row: sample for row, sample in enumerate(samples) if isinstance(sample, str)}

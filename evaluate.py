@@ -19,15 +19,14 @@ import math
 import multiprocessing
 import os
 import re
-import tempfile
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from data import (MOVES, HeadDataset, HeadIndex, Parser, collate, command_line, data_options, is_toy, list_folder, loader, move_person,
-                  open_data, read_attributes)
+from data import (MOVES, HeadDataset, HeadIndex, Parser, check_outputs, collate, command_line, data_options, is_toy, list_folder, loader,
+                  move_person, open_data, read_attributes)
 from model import build, new_student, read_checkpoint, to_unit, unit_rows
 from teacher import Progress, autocast, check_numbers, choose_device, from_all, load_teacher, machine_options, rank_and_count, teacher_options
 
@@ -933,22 +932,6 @@ def report(students, teachers, index, rows, *, which="id", fars=FARS, markdown=F
         print(f"numbers: {json_file}")
 
 
-def check_outputs(settings):
-    """ValueError, before anything is read, for a file that cannot be written, or that would replace an input or another."""
-    if settings.sheet and os.path.splitext(settings.sheet)[1].lower() not in (".png", ".jpg", ".jpeg"):
-        raise ValueError(f"--sheet must name a .png or .jpg file; got {settings.sheet}")
-    tables = [os.path.join(settings.data, name) for name in ("landmarks.csv", "attributes.csv")] if settings.data else []
-    taken = {os.path.realpath(path) for path in [*settings.ckpt, settings.teacher, *(settings.compare or []), *settings.frames, *tables] if path}
-    for file in [*filter(None, [settings.json]), *(sheet_files(settings.sheet) if settings.sheet else [])]:
-        if not os.path.isdir(os.path.dirname(file) or ".") or os.path.isdir(file):
-            raise ValueError(f"{file}: there is no such folder to write it to, or it is a folder itself")
-        if os.path.realpath(file) in taken:
-            raise ValueError(f"{file} would be written over an input or another output")
-        taken.add(os.path.realpath(file))
-        with tempfile.TemporaryFile(dir=os.path.dirname(file) or "."):  # hear now, not after the evaluation, that it cannot be written
-            pass
-
-
 def parse(argv):
     """Command line -> settings, checked before anything is read."""
     parser = Parser("Evaluate Head Similarity checkpoints on held-out identities, or compare a clip with a reference.")
@@ -983,7 +966,10 @@ def parse(argv):
     if settings.k >= SETTINGS:
         raise ValueError(f"--k must be less than the {SETTINGS} points of a person; got {settings.k}")
     settings.frames = frames_of(settings.compare[1:], settings.compare[0]) if settings.compare else []
-    check_outputs(settings)
+    if settings.sheet and os.path.splitext(settings.sheet)[1].lower() not in (".png", ".jpg", ".jpeg"):
+        raise ValueError(f"--sheet must name a .png or .jpg file; got {settings.sheet}")
+    check_outputs([settings.json, *(sheet_files(settings.sheet) if settings.sheet else [])],
+                  [*settings.ckpt, settings.teacher, *(settings.compare or [])[:1], *settings.frames, settings.data, settings.faces])
     return settings
 
 

@@ -41,6 +41,9 @@ def upright_rgb(image):
         image = ImageOps.exif_transpose(image)
     if image.mode[0] in "IF":  # 16 and 32 bits: a plain convert("RGB") would clip all above 255 to white
         levels = np.asarray(image)
+        if image.mode.startswith("I;") and getattr(image, "tag_v2", {}).get(262) == 0:  # TIFF's photometric interpretation: white is 0
+            levels = 65535 - levels
+        levels = np.where(levels == image.info.get("transparency", -1), 65535, levels)  # PNG's one transparent grey, on white
         if image.mode == "F" or levels.min() < 0 or levels.max() > 65535:
             raise ValueError("32-bit pixels have no fixed range; save it with 8 or 16 bits")
         eight = image.mode == "I" and levels.max() < 256  # 32-bit pixels that hold 8-bit levels
@@ -463,8 +466,11 @@ def has_numbers(tensor, wanted):
 # ---------------------------------------------------------------- checkpoints
 
 def save_checkpoint(path, content):
-    """Write tensors and plain Python values; a reader never sees half a file."""
-    torch.save(content, f"{path}.tmp")
+    """Write tensors and plain Python values; a reader never sees half a file. OSError where the disk does not take it."""
+    try:
+        torch.save(content, f"{path}.tmp")
+    except RuntimeError as error:  # what torch makes of a full disk
+        raise OSError(f"{path}: could not be written ({error})") from error
     os.replace(f"{path}.tmp", path)
 
 

@@ -17,7 +17,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from data import HeadDataset, IdentitySampler, Parser, augment, command_line, data_options, loader, open_data, split_identities
+from data import (HeadDataset, IdentitySampler, Parser, augment, check_outputs, command_line, data_options, loader, open_data,
+                  split_identities)
 from losses import AdaFace, ArcFace, CosFace, SphereFaceR, decorrelation_loss, facenet_triplet, nearest_wrong_centre
 from model import (BatchNorm, VisionTransformer, build, own_checkpoint, read_weights, released_tensors, released_vit, save_checkpoint,
                    to_unit)
@@ -451,11 +452,11 @@ def machine_options(parser):
 
 
 def check_numbers(settings, **least):
-    """Each named option must be a finite number of at least this much; ValueError says which is not."""
+    """Each named option must be a number of at least this much, and none that no machine can do; ValueError says which is not."""
     for name, low in least.items():
-        value = getattr(settings, name)
-        if value is not None and not (math.isfinite(value) and value >= low):
-            raise ValueError(f"--{name.replace('_', '-')} must be a number of at least {low}; got {value}")
+        value, high = getattr(settings, name), {"workers": 1000, "depth": 1000, "lr": 1e300}.get(name, 10 ** 9)
+        if value is not None and not low <= value <= high:
+            raise ValueError(f"--{name.replace('_', '-')} must be a number from {low} to {high}; got {value}")
 
 
 def vit_sizes(settings, base=None):
@@ -511,6 +512,7 @@ def main(argv=None):
     if settings.decorrelate != "none" and blocks > vit["depth"]:
         raise ValueError(f"--decorrelate-blocks must be at most the number of blocks, {vit['depth']}; got {blocks}")
     os.makedirs(os.path.dirname(settings.out) or ".", exist_ok=True)
+    check_outputs([settings.out], [])
     index = open_data(settings)
     pretrain(index, ~split_identities(index.names), settings.out, vit=vit, epochs=settings.epochs, seed=settings.seed, workers=settings.workers,
              device=device, dtype=dtype, batch_size=settings.batch_size, lr=settings.lr, init=init,

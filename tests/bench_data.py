@@ -46,7 +46,8 @@ def bare(files, size):
 
 
 def worker(dataset):
-    """What a worker process does: samples and batches of them."""
+    """What a worker process does: samples and batches of them, and it keeps none."""
+    dataset.kept = [pictures[:0] for pictures in dataset.kept]
     for start in range(0, len(dataset), BATCH):
         collate([dataset[row] for row in range(start, min(start + BATCH, len(dataset)))])
 

@@ -1,4 +1,5 @@
 """data.py: pictures of every kind, alignment of known points, folders, split, sampler, augmentation, the toy world."""
+import json
 import os
 import pickle
 import struct
@@ -497,3 +498,88 @@ def test_attributes_are_read_in_all_usual_spellings(tiny):
     values, messages = data.read_attributes(scan_heads(tiny))
     assert messages == [] and np.array_equal(values["a"], [1, 0] + [np.nan] * 4, equal_nan=True)
     assert np.array_equal(values["b"], [0, 1, np.nan, 0, np.nan, np.nan], equal_nan=True)
+
+
+def sixteen_bit_tiff(path, levels, endian, photometric=1):
+    """Write grey levels (H, W) as an uncompressed 16-bit TIFF; photometric 0: white is zero."""
+    pixels, (height, width) = levels.astype(endian + "u2").tobytes(), levels.shape
+    tags = [(256, 3, width), (257, 3, height), (258, 3, 16), (259, 3, 1), (262, 3, photometric), (273, 4, 8 + 2 + 9 * 12 + 4), (277, 3, 1), (278, 3, height), (279, 4, len(pixels))]
+    entries = b"".join(struct.pack(endian + "HHI" + ("HH" if kind == 3 else "I"), tag, kind, 1, *([value, 0] if kind == 3 else [value])) for tag, kind, value in tags)
+    path.write_bytes({"<": b"II*\0", ">": b"MM\0*"}[endian] + struct.pack(endian + "IH", 8, len(tags)) + entries + bytes(4) + pixels)
+
+
+@pytest.mark.parametrize("endian, photometric", [("<", 1), (">", 1), ("<", 0)])
+def test_16_bit_tiffs_of_either_byte_order_and_with_white_as_zero_agree_with_8_bits(tmp_path, endian, photometric):
+    levels = np.arange(256, dtype=np.uint16).reshape(16, 16)
+    sixteen_bit_tiff(tmp_path / "a.tif", levels * 257 if photometric else 65535 - levels * 257, endian, photometric)
+    assert np.array_equal(np.asarray(load_picture(str(tmp_path / "a.tif"))[0])[:, :, 0], levels)
+
+
+@pytest.mark.parametrize("kind", ["png", "tif", "webp"])
+@pytest.mark.parametrize("orientation, turn", [(3, Image.Transpose.ROTATE_180), (6, Image.Transpose.ROTATE_90), (8, Image.Transpose.ROTATE_270)])
+def test_a_turned_picture_of_every_kind_keeps_its_face_where_its_upright_width_has_it(tmp_path, kind, orientation, turn):
+    upright, exif, save = Image.fromarray(np.random.default_rng(0).integers(0, 256, (80, 400, 3), dtype=np.uint8)), Image.Exif(), {"lossless": True} if kind == "webp" else {}
+    exif[0x0112] = orientation
+    os.makedirs(tmp_path / "A")
+    upright.save(tmp_path / "A" / f"upright.{kind}", **save)
+    upright.transpose(turn).save(tmp_path / "A" / f"turned.{kind}", exif=exif, **save)
+    write_landmarks(tmp_path, {f"A/{name}.{kind}": FACE + [310, 0] for name in ("upright", "turned")})  # outside, were width and height exchanged
+    index = scan_heads(str(tmp_path))
+    turned, upright = (HeadDataset(index, head_size=32, face_size=48)[row] for row in (0, 1))
+    assert index.has_face.all() and data.upright_size(str(tmp_path / "A" / f"turned.{kind}")) == (400, 80)
+    assert torch.equal(turned[1], upright[1]) and torch.equal(turned[2], upright[2])
+
+
+def test_landmarks_as_x1_to_x5_then_y1_to_y5_never_make_a_crop(tmp_path):
+    points = FACE.T.reshape(5, 2)
+    with pytest.raises(ValueError, match="do not fit a face"):
+        align_face(Image.new("RGB", (80, 80)), points)
+    paint(f"{tmp_path}/A/a.png", size=(80, 80))
+    write_landmarks(tmp_path, {"A/a.png": points})
+    index = scan_heads(str(tmp_path))
+    assert not index.has_face.any() and index.notes == ["no face: 1 pictures whose landmarks fit no face (wrong order? not in pixels?) (first: A/a.png)"]
+    (tmp_path / "landmarks.csv").write_text("path," + ",".join(f"{axis}{i}" for axis in "xy" for i in range(1, 6)) + "\n")
+    with pytest.raises(ValueError, match="first line must be path,x1,y1"):
+        scan_heads(str(tmp_path))
+
+
+def test_system_folders_are_ignored_at_every_level(tmp_path):
+    paint(f"{tmp_path}/A/s/a.jpg")
+    for folder in ("", "A/", "A/s/"):
+        for name in (".DS_Store", ".ipynb_checkpoints", "__MACOSX", ".Trashes"):
+            paint(f"{tmp_path}/{folder}{name}/x.jpg")
+        for name in ("._x.jpg", "Thumbs.db", "desktop.ini"):
+            (tmp_path / folder / name).write_bytes(b"x")
+    index = scan_heads(str(tmp_path))
+    assert index.summary().startswith(f"{tmp_path}: 1 identities, 1 appearance states, 1 pictures") and not index.notes
+
+
+def test_landmarks_and_the_report_are_utf_8_in_the_c_locale(tmp_path):
+    root, report = tmp_path / "Köpfe 李", tmp_path / "Bericht ë.json"
+    paint(f"{root}/李雷/Zoë 1/a b.png", size=(80, 80))
+    write_landmarks(root, {"李雷/Zoë 1/a b.png": FACE})
+    script = [sys.executable, os.path.join(os.path.dirname(data.__file__), "data.py"), "--data", str(root), "--json", str(report)]
+    done = subprocess.run(script, env={**os.environ, "LC_ALL": "C"}, capture_output=True, timeout=60)
+    assert done.returncode == 0 and not done.stderr and b"faces: 1 of 1 pictures" in done.stdout
+    assert json.loads(report.read_bytes().decode("utf-8"))["data"] == str(root)
+
+
+def test_the_report_never_replaces_a_table_of_its_folder(tiny):
+    write_landmarks(tiny, {"A/s0/0.jpg": FACE})
+    before = open(f"{tiny}/landmarks.csv", "rb").read()
+    for file in ("landmarks.csv", "A/s0/0.jpg"):
+        with pytest.raises(ValueError, match="over an input"):
+            data.main(["--data", tiny, "--json", f"{tiny}/{file}"])
+    assert open(f"{tiny}/landmarks.csv", "rb").read() == before
+
+
+@pytest.mark.parametrize("options", [["--segment-frames", "9" * 20], ["--segment-frames", "3", "--segment-gap", "9" * 20]])
+def test_windows_longer_than_any_number_are_one_message(toy, options):
+    with pytest.raises(ValueError, match="must be 0 to 1e18 together"):
+        data.main(["--data", toy, *options])
+
+
+def test_the_transparent_grey_of_a_16_bit_picture_is_white(tmp_path):
+    levels = np.array([[1000, 30000], [1001, 65535]], dtype=np.uint16)
+    Image.fromarray(levels).save(tmp_path / "a.png", transparency=1000)
+    assert np.asarray(load_picture(str(tmp_path / "a.png"))[0])[:, :, 0].tolist() == [[255, 117], [3, 255]]

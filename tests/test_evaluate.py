@@ -652,3 +652,9 @@ def test_a_folder_moves_in_brightness_contrast_and_hue_and_says_what_its_attribu
 def test_the_entropy_of_an_attribute_that_nobody_knows_is_an_error():
     with pytest.raises(ValueError, match="no value is known"):
         evaluate.intra_entropy([0, 1], [math.nan, math.nan])
+
+
+@pytest.mark.parametrize("option", ["--size", "--patch", "--dim", "--depth", "--heads", "--patch-stride", "--design"])
+def test_evaluation_takes_no_size_since_the_checkpoint_tells_it(tmp_path, tiny, option):
+    with pytest.raises(ValueError, match=f"unrecognized arguments: {option}"):
+        evaluate.main(["--ckpt", save_student(str(tmp_path / "s.pt")), "--data", tiny, option, "16"])

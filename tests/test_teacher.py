@@ -379,3 +379,20 @@ def test_the_finetune_table_marks_the_diagonal_and_the_highest_change_of_each_ro
     rows = {line.split(" | ")[0]: line.split(" | ")[1:] for line in out.splitlines() if line.startswith("| ")}
     assert list(rows) == ["| varied in training", "| nothing: the energy itself", "| face_width", "| skin"] and "class centres go on too" in out
     assert rows["| face_width"][0].startswith("**") and rows["| skin"][1].startswith("**") and all("".join(rows[row]).count("*") % 4 == 1 for row in ("| face_width", "| skin"))
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs a folder that nobody can write to, root neither")
+def test_an_output_that_cannot_be_written_is_heard_of_before_the_training(toy, monkeypatch):
+    monkeypatch.setattr(teacher, "pretrain", lambda *_, **__: pytest.fail("trained first"))
+    with pytest.raises((ValueError, OSError)):
+        teacher.main(["--data", toy, "--out", "/proc/teacher.pt", "--workers", "0", "--device", "cpu"])
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's disk that is always full")
+def test_a_full_disk_is_one_message_and_leaves_the_old_checkpoint(tmp_path):
+    path = str(tmp_path / "a.pt")
+    save_checkpoint(path, {"kind": "teacher", "x": torch.ones(2)})
+    os.symlink("/dev/full", f"{path}.tmp")
+    with pytest.raises((ValueError, OSError)):  # what command_line tells in one line
+        save_checkpoint(path, {"kind": "teacher", "x": torch.ones(10 ** 6)})
+    assert torch.load(path, weights_only=True)["x"].tolist() == [1, 1]

@@ -462,11 +462,11 @@ def test_an_exploding_loss_stops_the_run_and_leaves_the_checkpoints_intact(learn
 
 
 @pytest.mark.parametrize("options, message", [
-    (["--epochs", "0"], "--epochs must be a number of at least 1; got 0"), (["--batch-size", "0"], "--batch-size must"), (["--lr", "nan"], "--lr must"),
+    (["--epochs", "0"], "--epochs must be a number from 1 to 1000000000; got 0"), (["--batch-size", "0"], "--batch-size must"), (["--lr", "nan"], "--lr must"),
     (["--fars", "2"], "false accept rate must lie in"), (["--epochs", "many"], "invalid int value: 'many'"), (["--design", "triple"], "invalid choice"),
     (["--resume", "nowhere.pt"], "no such file"), (["--resume", ""], "no such file"), (["--temperature", "0"], "--temperature must"), (["--margins", "nan", "0"], "--margins must"),
     (["--align-weight", "0", "--hier-weight", "0"], "nothing to learn"), (["--size", "50"], "multiple of patch_size"), (["--dim", "50"], "multiple of heads"),
-    (["--states", "1", "--frames", "1"], "no anchor has a genuine pair"), (["--seed", "-1"], "--seed must"), (["--teacher", ""], "no such file"), (["--init", "", "--align-weight", "0"], "no such file"), (["--teacher", "."], "a folder; expected"),
+    (["--states", "1", "--frames", "1"], "no anchor has a genuine pair"), (["--seed", "-1"], "--seed must"), (["--seed", "9" * 20], "--seed must"), (["--workers", "9" * 20], "--workers must be a number from 0 to 1000"), (["--depth", "1001"], "--depth must"), (["--teacher", ""], "no such file"), (["--init", "", "--align-weight", "0"], "no such file"), (["--teacher", "."], "a folder; expected"),
     (["--colour", "BGR"], "--colour says how"), (["--colour", "grey"], "invalid choice"), (["--teacher", __file__], "no file of weights"), (["--batch-size", "6"], "--batch-size must be at least --states x --frames x 2")])
 def test_an_impossible_value_is_refused_before_anything_is_made(options, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -509,8 +509,8 @@ def test_the_papers_table_trains_each_row_once_with_one_teacher_and_prints_means
     with pytest.raises(ValueError, match="were made with the options"):
         paper_table.main([*options, "--lr", "1e-3"])
     other = ["--out", str(tmp_path / "other"), "--seeds", "2", "2", "--data", toy]
-    for more, message in ((["--lr", "-1"], "ours, seed 2: train.py: --lr must be a number of at least 1e-12; got -1.0 .exit status 2;"),
-                          (["--jobs", "0"], "--jobs must be a number of at least 1; got 0"), (["--seed", "1"], "--seed is each row's own"),
+    for more, message in ((["--lr", "-1"], "ours, seed 2: train.py: --lr must be a number from 1e-12 to 1e+300; got -1.0 .exit status 2;"),
+                          (["--jobs", "0"], "--jobs must be a number from 1 to 1000000000; got 0"), (["--seed", "1"], "--seed is each row's own"),
                           (["--design=shared"], "--design is each row's own")):
         with pytest.raises(ValueError, match=message):
             paper_table.main([*other, *more])
@@ -594,3 +594,70 @@ def test_a_run_of_two_processes_trains_and_only_the_first_prints_and_writes(lear
     assert rows[1]["identity"]["auc"] == pytest.approx(rows[0]["identity"]["auc"], abs=1e-5)  # of the same teacher, embedded in shares
     more = subprocess.run([*torchrun, "--resume", str(tmp_path / "run" / "last.pt"), "--epochs", "3"], capture_output=True, text=True)
     assert more.returncode == 0 and "resumed: after epoch 2 of 3" in more.stdout and len(log(tmp_path / "run")) == 3
+
+
+def test_every_tensor_of_the_teacher_is_the_same_before_and_after_an_epoch(learned, toy, tmp_path):
+    settings = train.parse(["--data", toy, "--teacher", os.path.join(learned, "teacher.pt"), "--out", str(tmp_path / "run"), "--steps", "3", *SMALL])
+    train.open_run(settings)
+    run = train.prepare(settings, torch.device("cpu"), None, *train.read_start(settings))
+    before = {name: tensor.clone() for name, tensor in run.teacher.state_dict().items()}  # running statistics too
+    assert any(name.endswith("running_mean") for name in before)
+    train.train_epoch(run)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in run.teacher.state_dict().items())
+    assert not any(module.training for module in run.teacher.modules()) and not any(p.requires_grad or p.grad is not None for p in run.teacher.parameters())
+    assert not any(module is run.teacher for module in run.student.modules())
+    train.save(run, "last.pt")
+    assert set(weights(tmp_path / "run" / "last.pt")) == set(run.student.state_dict())
+
+
+def test_a_resumed_run_remembers_its_best_so_that_a_worse_epoch_never_replaces_it(learned, toy, tmp_path, monkeypatch):
+    scores = iter([{"identity_vr": 0.5, "head_vr": 0.5}, {"identity_vr": 0.4, "head_vr": 0.5}])
+    monkeypatch.setattr(train, "score", lambda run: next(scores))
+    train.main(["--data", toy, "--align-weight", "0", "--out", str(tmp_path / "run"), "--epochs", "1", "--steps", "1", "--eval-every", "1", *SMALL])
+    train.main(["--resume", str(tmp_path / "run" / "last.pt"), "--epochs", "2"])
+    best, last = (torch.load(tmp_path / "run" / name, weights_only=True) for name in ("best.pt", "last.pt"))
+    assert (best["epoch"], best["best"], last["epoch"], last["best"]) == (1, 0.5, 2, 0.5)
+
+
+def test_training_goes_on_where_held_out_people_have_no_genuine_pair(tmp_path, capsys):
+    for i in range(12):
+        paint(f"{tmp_path}/heads/p{i}/0.png", colour=(20 * i, 250 - 20 * i, 90))
+    train.main(["--data", str(tmp_path / "heads"), "--out", str(tmp_path / "run"), "--align-weight", "0", "--epochs", "2", "--eval-every", "1", *SMALL])
+    out = capsys.readouterr().out
+    assert "held out, epoch 2: identity_vr n/a  identity_auc n/a  head_vr n/a  head_auc n/a" in out and "n/a: no pairs of R1 and R2" in out
+    assert [line["identity_vr"] for line in log(tmp_path / "run")] == [None, None] and os.path.exists(tmp_path / "run" / "best.pt")
+
+
+def test_the_number_of_unreadable_pictures_is_right_and_each_is_named_once(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    for person in "ABCDEF":
+        for frame in range(4):
+            paint(f"{tmp_path}/heads/{person}/s{frame // 2}/{frame}.png", colour=tuple(rng.integers(0, 256, 3).tolist()))
+        (tmp_path / "heads" / person / "s0" / "9.jpg").write_bytes(b"\xff\xd8\xff")
+    train.main(["--data", str(tmp_path / "heads"), "--out", str(tmp_path / "run"), "--align-weight", "0", "--epochs", "3", "--steps", "6", *SMALL])
+    out = capsys.readouterr().out
+    named = [line for line in out.splitlines() if line.startswith("warning: left out: ")]
+    trained = torch.load(tmp_path / "run" / "last.pt", weights_only=True)["trained"]
+    assert len(named) == len(set(named)) == len(trained) == 4 and "warning: 4 unreadable pictures were left out of training" in out
+
+
+def test_without_a_gpu_a_run_says_device_and_precision_in_one_line_and_nothing_on_stderr(toy, tmp_path):
+    options = ["--data", toy, "--out", str(tmp_path / "run"), "--align-weight", "0", "--epochs", "1", "--steps", "1", *SMALL[:-2]]
+    done = subprocess.run([*SCRIPT, *options], env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stderr == "" and done.stdout.splitlines().count("device: cpu, precision: float32") == 1
+
+
+@pytest.mark.parametrize("script", ["train.py", "evaluate.py", "teacher.py", "data.py"])
+def test_help_of_every_script_shows_every_default(script):
+    done = subprocess.run([sys.executable, os.path.join(ROOT, script), "--help"], capture_output=True, text=True, timeout=60)
+    options = [" ".join(part.split()) for part in done.stdout.split("options:")[1].split("\n  -")[1:] if not part.startswith("h,")]
+    missing = [option for option in options if "(default: " not in option and "none:" not in option]
+    assert done.returncode == 0 and not missing
+
+
+@pytest.mark.parametrize("processes, options", [(1, []), (2, ["--align-weight", "0"]), (2, ["--align-weight", "0", "--id-weight", "0"])])
+def test_torchrun_trains_alone_and_without_alignment_and_with_parameters_that_no_loss_needs(learned, toy, tmp_path, processes, options):
+    run = subprocess.run([sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={processes}", *SCRIPT[1:], "--data", toy, "--teacher", os.path.join(learned, "teacher.pt"),
+                          "--epochs", "1", "--steps", "2", "--out", str(tmp_path / "run"), *options, *SMALL], capture_output=True, text=True, timeout=240)
+    assert run.returncode == 0, run.stderr
+    assert len(log(tmp_path / "run")) == 1 and np.isfinite(log(tmp_path / "run")[0]["total"])
