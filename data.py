@@ -780,7 +780,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False)
 
     def format_help(self):
-        return re.sub(r"\s+\(default:\s+(None|False)\)", "", super().format_help())  # what no value means is said in words
+        return re.sub(r"\s+\(default:\s+None\)", "", super().format_help())  # what no value means is said in words
 
     def error(self, message):
         raise ValueError(f"{message} (see --help)")
