@@ -561,7 +561,8 @@ def main(argv=None):
     with signals_stop(run):
         stopped = train_epochs(run)
     if stopped:
-        print(f"stopped after step {run.step}; go on with: python train.py --resume {os.path.join(settings.out, 'last.pt')}")
+        command = "python" if processes == 1 else f"torchrun --nproc_per_node={processes}"
+        print(f"stopped after step {run.step}; go on with: {command} train.py --resume {os.path.join(settings.out, 'last.pt')}")
         return 128 + stopped
     if run.unreadable:
         print(f"warning: {len(run.unreadable)} unreadable pictures were left out of training")

@@ -626,10 +626,15 @@ def test_ranks_take_disjoint_parts_of_one_order_of_batches():
 
 def test_a_run_of_two_processes_trains_and_only_the_first_prints_and_writes(learned, toy, tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", *SCRIPT[1:]]
-    run = subprocess.run([*torchrun, "--data", toy, "--teacher", os.path.join(learned, "teacher.pt"), "--epochs", "2", "--steps", "4",
-                          "--out", str(tmp_path / "run"), *SMALL], capture_output=True, text=True)
+    shutil.copytree(toy, tmp_path / "heads")
+    trained = torch.load(os.path.join(learned, "last.pt"), weights_only=True)["trained"]
+    for name in trained[:3]:
+        (tmp_path / "heads" / name / "look_0" / "torn.jpg").write_bytes(b"\xff\xd8\xff")
+    run = subprocess.run([*torchrun, "--data", str(tmp_path / "heads"), "--teacher", os.path.join(learned, "teacher.pt"), "--epochs", "2", "--steps", "8",
+                          "--frames", "9", "--out", str(tmp_path / "run"), *SMALL], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert ", 2 processes" in run.stdout and all(run.stdout.count(line) == 1 for line in ("student: dual-cls", "held out, epoch 2", "numbers: "))
+    assert run.stdout.count("warning: left out: ") == 3 and "warning: 3 unreadable pictures were left out of training" in run.stdout
     assert [line["epoch"] for line in log(tmp_path / "run")] == [1, 2]
     rows = [json.load(open(os.path.join(folder, "results.json"), encoding="utf-8"))["table"][1] for folder in (learned, tmp_path / "run")]
     assert [row["pictures"] for row in rows] == [156, 156]
