@@ -830,10 +830,13 @@ def scatter_sheet(found, path):
                  "intra-entropy: how much the attribute varies within a person, nats", "KS statistic: how much it parts people")
     for name, what, mean in points:
         draw.circle(place(found["entropy"][name], mean), 4, fill=colours[what])
+    named = []
     for name, entropy in found["entropy"].items():
         x, y = place(entropy, max([mean for other, _, mean in points if other == name], default=0))
-        place_of_name, anchor = ((x + 8, y), "lm") if x < 90 else ((x, y - 8), "mb" if x < 860 else "rb")
-        draw.text(place_of_name, name, fill="black", anchor=anchor)
+        while any(abs(x - other_x) < 80 and abs(y - other_y) < 13 for other_x, other_y in named):
+            y -= 1  # above the names that are there
+        named.append((x, y))
+        draw.text((x + 6 * (x < 90), y - 8), name, fill="black", anchor="lb" if x < 90 else "mb" if x < 860 else "rb")
     legend(draw, 60, 535, [(colours[what], f"{what}: Spearman {show(rho)}") for what, rho in found["spearman"].items()], step=18)
     sheet.save(path)
 
