@@ -787,9 +787,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def command_line(main):
-    """Run a script's main(argv); what the user can mend is one line on stderr and exit 2."""
+    """Run a script's main(argv); what the user can mend is one line on stderr and exit 2. A signal ends it with 130 or 143."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # a file name that the terminal cannot show
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # not at once: what is half done is taken away first
     try:
         status = main()
         sys.stdout.flush()

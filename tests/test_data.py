@@ -2,6 +2,7 @@
 import json
 import os
 import pickle
+import signal
 import struct
 import subprocess
 import sys
@@ -583,3 +584,13 @@ def test_the_transparent_grey_of_a_16_bit_picture_is_white(tmp_path):
     levels = np.array([[1000, 30000], [1001, 65535]], dtype=np.uint16)
     Image.fromarray(levels).save(tmp_path / "a.png", transparency=1000)
     assert np.asarray(load_picture(str(tmp_path / "a.png"))[0])[:, :, 0].tolist() == [[255, 117], [3, 255]]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_toy_world_is_drawn_leaves_nothing_half_done(tmp_path, number):
+    script = [sys.executable, os.path.join(os.path.dirname(data.__file__), "data.py"), "--toy", str(tmp_path / "toy"), "--people", "3000"]
+    with subprocess.Popen(script, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as drawing:
+        assert drawing.stdout.readline().startswith("toy world: 150 of 3000")
+        drawing.send_signal(number)
+        _, error = drawing.communicate()
+    assert drawing.returncode == 128 + number and not os.listdir(tmp_path) and "Traceback" not in error
