@@ -375,7 +375,7 @@ def losses_of(run, batch):
 
 
 def train_epoch(run):
-    """One epoch, or the rest of one; -> mean loss terms, or None where a signal stopped it after a whole step."""
+    """One epoch, or the rest of one; -> mean learning rate and loss terms, or None where a signal stopped it after a whole step."""
     run.student.train()
     run.sampler.set_epoch(run.epoch, skip=run.batch)
     epochs = run.settings.epochs
@@ -387,9 +387,10 @@ def train_epoch(run):
         if not highest(len(batch.row), run.machine["device"]):
             continue
         terms = losses_of(run, batch)
-        values = check_finite(terms, run.step, run.schedule.get_last_lr()[0])
+        lr = run.schedule.get_last_lr()[0]
+        values = check_finite(terms, run.step, lr)
         update(terms["total"], run.student, run.optimiser, run.schedule, run.scaler)
-        run.sums, run.counted = {name: run.sums.get(name, 0) + value for name, value in values.items()}, run.counted + 1
+        run.sums, run.counted = {name: run.sums.get(name, 0) + value for name, value in {"lr": lr, **values}.items()}, run.counted + 1
         progress.show(run.step, values, len(batch.row) * run.sampler.processes, force=run.step % len(run.sampler) == 0)
         if stopped := stopping(run):
             break
@@ -522,10 +523,9 @@ def train_epochs(run):
     settings = run.settings
     while not (stopped := stopping(run)) and run.epoch < settings.epochs:
         started, run.thresholds = time.time(), None  # thresholds are those of an evaluated epoch
-        line = {"epoch": run.epoch + 1, "lr": run.schedule.get_last_lr()[0]}
         means = train_epoch(run)
         if means is not None:
-            line |= {**means, "seconds": round(time.time() - started, 2)}
+            line = {"epoch": run.epoch, **means, "seconds": round(time.time() - started, 2)}
             if run.epoch % settings.eval_every == 0 or run.epoch == settings.epochs:
                 line |= evaluate_and_keep_best(run)
             on_first(write_log, settings, json.dumps(line) + "\n")
