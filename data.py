@@ -817,7 +817,7 @@ def check_outputs(files, inputs):
             raise ValueError(f"{file}: there is no such folder to write it to, or it is a folder itself")
         among = real.lower().endswith((*EXTENSIONS, ".csv")) and any(real.startswith(path + os.sep) for path in taken)
         if among or real in taken:
-            raise ValueError(f"{file} would be written over an input or another output")
+            raise ValueError(f"{file} would be written over an input or another output, or among the pictures of an input folder")
         taken.add(real)
         with tempfile.TemporaryFile(dir=folder):  # hear now, not after the work, that it cannot be written
             pass
