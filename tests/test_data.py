@@ -589,7 +589,9 @@ def test_the_transparent_grey_of_a_16_bit_picture_is_white(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_the_toy_world_is_drawn_leaves_nothing_half_done(tmp_path, number):
     script = [sys.executable, os.path.join(os.path.dirname(data.__file__), "data.py"), "--toy", str(tmp_path / "toy"), "--people", "3000"]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would what it starts
     with subprocess.Popen(script, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as drawing:
+        signal.signal(signal.SIGINT, before)
         assert drawing.stdout.readline().startswith("toy world: 150 of 3000")
         drawing.send_signal(number)
         _, error = drawing.communicate()
