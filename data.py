@@ -41,7 +41,7 @@ from model import square_pixels, upright_rgb
 
 LAYOUT = "PATH/<identity>/<segment>/<frame>.jpg or PATH/<identity>/<frame>.jpg"
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
-PICTURE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)
+PICTURE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, struct.error, NotImplementedError, Image.DecompressionBombError)
 
 # Where the five points belong in a 112x112 face, the picture's left one first in each pair (ArcFace's template).
 TEMPLATE = np.array([[38.2946, 51.6963], [73.5318, 51.5014], [56.0252, 71.7366], [41.5493, 92.3655], [70.7299, 92.2041]])
@@ -68,7 +68,7 @@ def load_picture(path, *, short_side=0, scale=0.0):
             if 0 < enough < 1:
                 image.draft(None, tuple(math.ceil(side * enough) for side in image.size))
             picture = upright_rgb(image)
-            return picture, max(picture.size) / full
+            return picture, 2.0 ** round(math.log2(max(picture.size) / full))  # 1/2, 1/4, 1/8: the reduced size is rounded up
     except PICTURE_ERRORS as error:
         raise ValueError(f"{path}: not a readable picture ({error})") from error
 
@@ -490,8 +490,9 @@ def loader(dataset, batches, workers):
 
 
 def leave_signals_to_the_main_process(_):
-    """Ctrl-C reaches every process of a terminal; the main one says when the workers end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Ctrl-C, or a scheduler's SIGTERM, reaches every process of a group; the main one says when the workers end."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 # ---------------------------------------------------------------- augmentation: what must not matter

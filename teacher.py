@@ -273,7 +273,7 @@ def join_processes(device):
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=datetime.timedelta(days=1))  # a teacher may be trained first
     if dist.get_rank():
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")
+        sys.stdout = open(os.devnull, "w", encoding="utf-8", errors="backslashreplace")
     return device
 
 

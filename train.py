@@ -141,6 +141,9 @@ def open_run(settings):
     if not settings.resume and (os.path.exists(last) or os.path.exists(os.path.join(settings.out, "best.pt"))):
         go_on = f"go on with --resume {last}, or " if os.path.exists(last) else ""  # a run may end before its first last.pt
         raise ValueError(f"{settings.out} holds a run already: {go_on}choose another --out")
+    inputs = [os.path.realpath(path) for path in (settings.data, settings.faces) if path]
+    if any(os.path.realpath(settings.out).startswith(path + os.sep) for path in inputs):
+        raise ValueError(f"{settings.out} lies in the folder of the pictures, where it would become a person; choose another --out")
     os.makedirs(settings.out, exist_ok=True)
     with tempfile.TemporaryFile(dir=settings.out):  # hear now, not after the first epoch, that it cannot be written to
         return settings.out
@@ -552,7 +555,7 @@ def main(argv=None):
     if settings.resume:
         resume(run)
         if run.epoch >= settings.epochs:
-            print(f"this run is finished; to train longer, on a schedule of that length, add --epochs {2 * settings.epochs}")
+            print(f"this run is finished; to train longer, on a schedule of that length, add --epochs {2 * run.epoch}")
     else:
         print("settings: " + json.dumps(vars(settings)), flush=True)
         on_first(write_log, settings, "")

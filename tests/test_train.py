@@ -148,6 +148,20 @@ def test_a_signal_ends_a_run_after_a_whole_step_and_the_resumed_run_equals_one_w
     assert_equal_runs(tmp_path / "straight", tmp_path / "stopped")
 
 
+def test_a_signal_to_all_processes_of_a_run_saves_it_and_its_workers_say_nothing(learned, toy, tmp_path):
+    options = ["--data", toy, "--align-weight", "0", "--epochs", "900", "--steps", "5", *SMALL, "--workers", "2"]
+    with subprocess.Popen([*SCRIPT, *options, "--out", str(tmp_path / "run")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as run:
+        next(line for line in run.stdout if line.startswith("epoch 2/900"))
+        os.killpg(run.pid, signal.SIGTERM)
+        _, error = run.communicate(timeout=60)
+    assert run.returncode == 143 and "Traceback" not in error and torch.load(tmp_path / "run" / "last.pt", weights_only=True)["step"] >= 10
+
+
+def test_a_run_never_lies_among_the_pictures(toy):
+    with pytest.raises(ValueError, match="where it would become a person"):
+        train.main(["--data", toy, "--out", os.path.join(toy, "runs", "a"), *SMALL])
+
+
 def test_a_run_killed_ten_times_always_has_a_whole_last_pt_and_ends_as_one_without(learned, toy, tmp_path):
     options = ["--data", toy, "--teacher", os.path.join(learned, "teacher.pt"), "--epochs", "60", "--steps", "5", "--eval-every", "7", *SMALL]
     train.main([*options, "--out", str(tmp_path / "straight")])
