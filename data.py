@@ -124,6 +124,11 @@ def far_outside(points, sizes):
     return ((points.min(axis=1) < -margin) | (points.max(axis=1) > sizes + margin)).any(axis=1)
 
 
+def processes():
+    """-> a pool of one process a core. Ctrl-C reaches them all; the main process says when they end."""
+    return multiprocessing.Pool(initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN))
+
+
 def upright_size(path):
     """Picture file -> its upright (width, height), from the header only; infinite where it cannot be read, to be named when it is."""
     try:
@@ -271,7 +276,7 @@ def add_faces(index):
     misfit = [index.path(row) for row in np.flatnonzero(np.isfinite(points).all(axis=(1, 2)) & ~index.has_face)]
     faces = np.flatnonzero(index.has_face)
     files = (os.path.join(index.root, index.path(row)) for row in faces)
-    with multiprocessing.Pool() if len(faces) > MANY else contextlib.nullcontext() as pool:
+    with processes() if len(faces) > MANY else contextlib.nullcontext() as pool:
         sizes = np.array(list(pool.imap(upright_size, files, 1000) if pool else map(upright_size, files))).reshape(-1, 2)
     outside = faces[far_outside(points[faces], sizes)]
     index.has_face[outside] = False
@@ -751,7 +756,7 @@ def make_toy(root, *, people=450, looks=4, frames=6, size=64, seed=0, vary=None)
     half, rows = f"{root}.half-drawn-{os.getpid()}", []
     os.makedirs(half)
     try:
-        with multiprocessing.Pool() as pool:
+        with processes() as pool:
             jobs = [(half, person, looks, frames, size, seed, vary) for person in range(people)]
             for done, some in enumerate(pool.imap(draw_person, jobs), 1):
                 rows += some
@@ -787,8 +792,12 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(f"{message} (see --help)")
 
 
+NO_MEMORY = ("can't allocate memory", "out of memory", "DataLoader worker")  # torch's words, of which the system ended the last
+
+
 def command_line(main):
     """Run a script's main(argv); what the user can mend is one line on stderr and exit 2. A signal ends it with 130 or 143."""
+    script = os.path.basename(sys.argv[0])
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # a file name that the terminal cannot show
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # not at once: what is half done is taken away first
@@ -800,7 +809,13 @@ def command_line(main):
         status = 1
     except (ValueError, OSError) as error:
         line = "".join(letter if letter.isprintable() else " " for letter in str(error))  # one line, whatever a file's names hold
-        print(f"{os.path.basename(sys.argv[0])}: {line[:1000]}", file=sys.stderr)
+        print(f"{script}: {line[:1000]}", file=sys.stderr)
+        status = 2
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not any(mark in str(error) for mark in NO_MEMORY):
+            raise
+        line = str(error).split("\n")[0]
+        print(f"{script}: out of memory: smaller batches or pictures, or fewer --workers, need less ({line[:300]})", file=sys.stderr)
         status = 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -861,10 +876,10 @@ def main(argv=None):
     settings = parser.parse_args(argv)
     if settings.vary and not settings.toy:
         raise ValueError("--vary is for a toy world that is drawn: add --toy DIR")
+    check_outputs([settings.json], [settings.toy or settings.data or TOY_WORLD])
     if settings.toy:
         make_toy(settings.toy, people=settings.people, seed=settings.seed, vary=settings.vary)
         settings.data = settings.toy
-    check_outputs([settings.json], [settings.data or TOY_WORLD])
     index = open_data(settings)
     samples = map(HeadDataset(index, head_size=8, face_size=8 if index.faces else 0).__getitem__, range(len(index.paths)))
     bad = {row: sample for row, sample in enumerate(samples) if isinstance(sample, str)}

@@ -16,7 +16,6 @@ Reading order: metrics of two lists of scores, all pairs of a set of embeddings,
 import itertools
 import json
 import math
-import multiprocessing
 import os
 import re
 from typing import NamedTuple
@@ -26,7 +25,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from data import (MOVES, HeadDataset, HeadIndex, Parser, check_outputs, collate, command_line, data_options, is_toy, list_folder, loader,
-                  move_person, open_data, read_attributes)
+                  move_person, open_data, processes, read_attributes)
 from model import build, new_student, read_checkpoint, to_unit, unit_rows
 from teacher import Progress, autocast, check_numbers, choose_device, from_all, load_teacher, machine_options, rank_and_count, teacher_options
 
@@ -777,7 +776,7 @@ def moving_people(index, rows, views, names, k):
     data.move_person draws in the toy world, else only "still", of those with the most pictures, up to SETTINGS of each, faces shown."""
     if is_toy(index.root):
         heads, faces = ([side for what, side in views if what == kind] for kind in ("head", "face"))
-        with multiprocessing.Pool() as pool:
+        with processes() as pool:
             yield from pool.imap(move_person, [(person, SETTINGS, names, heads, faces, 64) for person in range(PEOPLE)])
         return
     rows = rows[index.has_face[rows]] if any(kind == "face" for kind, _ in views) else rows

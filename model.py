@@ -467,11 +467,15 @@ def has_numbers(tensor, wanted):
 
 def save_checkpoint(path, content):
     """Write tensors and plain Python values; a reader never sees half a file. OSError where the disk does not take it."""
+    half = f"{path}.tmp"
     try:
-        torch.save(content, f"{path}.tmp")
+        torch.save(content, half)
+        os.replace(half, path)
     except RuntimeError as error:  # what torch makes of a full disk
         raise OSError(f"{path}: could not be written ({error})") from error
-    os.replace(f"{path}.tmp", path)
+    finally:
+        if os.path.exists(half):
+            os.remove(half)
 
 
 def own_checkpoint(content, kind, path):

@@ -4,6 +4,7 @@ the parts of a training loop (train.py's too), pre-training.
 
     python teacher.py --data PATH [--out teacher.pt] [--margin NAME] [--decorrelate uniform|hard]
 """
+import atexit
 import datetime
 import math
 import os
@@ -272,6 +273,7 @@ def join_processes(device):
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=datetime.timedelta(days=1))  # a teacher may be trained first
+    atexit.register(dist.destroy_process_group)  # however it ends: its threads must not outlive the interpreter
     if dist.get_rank():
         sys.stdout = open(os.devnull, "w", encoding="utf-8", errors="backslashreplace")
     return device
@@ -283,11 +285,22 @@ def rank_and_count():
 
 
 def on_first(function, *args, **kwargs):
-    """Call a function in the first process only; -> its result, in all of them, which wait for it."""
+    """Call a function in the first process only; -> its result, in all of them, which wait for it. Where it raises ValueError or
+    OSError, they end too, and leave it to the first one to say why."""
     rank, count = rank_and_count()
-    box = [None if rank else function(*args, **kwargs)]
+    result = error = None
+    if rank == 0:
+        try:
+            result = function(*args, **kwargs)
+        except (ValueError, OSError) as raised:
+            error = raised
+    box = [result, error is not None]
     if count > 1:
         dist.broadcast_object_list(box)
+    if error:
+        raise error
+    if box[1]:
+        sys.exit(2)
     return box[0]
 
 

@@ -16,7 +16,7 @@ import json
 import math
 import os
 import signal
-import tempfile
+import sys
 import time
 from types import SimpleNamespace
 
@@ -31,9 +31,15 @@ from model import DESIGNS, build, load_strictly, new_student, patch_grid, read_c
 from teacher import (SIZES, Progress, autocast, check_finite, check_numbers, choose_device, from_all, gather, highest, join_processes,
                      load_teacher, make_optimiser, network_options, on_first, pretrain, rank_and_count, teacher_options, update, vit_sizes)
 
+try:
+    import fcntl
+except ImportError:  # Windows, where no run folder is held
+    fcntl = None
+
 
 # ---------------------------------------------------------------- settings
 
+LOCK = ".lock"  # in a run folder, held by the process that writes there
 MAY_CHANGE = ("epochs", "eval_every", "workers", "device", "amp", "compile", "recompute", "teacher")  # on --resume; the rest is the run's own
 
 
@@ -131,22 +137,39 @@ def check(settings):
 
 
 def open_run(settings):
-    """Make the run folder; a run that is there already is never overwritten. -> its name."""
+    """Make the run folder, and hold it; a run that is there already is never overwritten. -> its name."""
+    names = [settings.out]
     if settings.out is None:
         data = "toy" if settings.data is None else os.path.basename(os.path.abspath(settings.data))
         name = os.path.join("runs", f"{data}-{settings.design}")
         names = itertools.chain([name], (f"{name}-{i}" for i in itertools.count(2)))
-        settings.out = next(name for name in names if not os.path.isdir(name) or not os.listdir(name))
-    last = os.path.join(settings.out, "last.pt")
-    if not settings.resume and (os.path.exists(last) or os.path.exists(os.path.join(settings.out, "best.pt"))):
-        go_on = f"go on with --resume {last}, or " if os.path.exists(last) else ""  # a run may end before its first last.pt
-        raise ValueError(f"{settings.out} holds a run already: {go_on}choose another --out")
+        names = (name for name in names if not os.path.isdir(name) or set(os.listdir(name)) <= {LOCK})
     inputs = [os.path.realpath(path) for path in (settings.data, settings.faces) if path]
-    if any(os.path.realpath(settings.out).startswith(path + os.sep) for path in inputs):
-        raise ValueError(f"{settings.out} lies in the folder of the pictures, where it would become a person; choose another --out")
-    os.makedirs(settings.out, exist_ok=True)
-    with tempfile.TemporaryFile(dir=settings.out):  # hear now, not after the first epoch, that it cannot be written to
-        return settings.out
+    for name in names:
+        last = os.path.join(name, "last.pt")
+        if not settings.resume and (os.path.exists(last) or os.path.exists(os.path.join(name, "best.pt"))):
+            go_on = f"go on with --resume {last}, or " if os.path.exists(last) else ""  # a run may end before its first last.pt
+            raise ValueError(f"{name} holds a run already: {go_on}choose another --out")
+        if any(os.path.realpath(name).startswith(path + os.sep) for path in inputs):
+            raise ValueError(f"{name} lies in the folder of the pictures, where it would become a person; choose another --out")
+        os.makedirs(name, exist_ok=True)
+        if hold(name):
+            return name
+    raise ValueError(f"{settings.out}: another run is writing to it; wait for its end, or choose another --out")
+
+
+def hold(folder):
+    """Hold a run folder until this process ends, however it ends, so that no two runs write to it; -> False where another holds it."""
+    file = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_CREAT)  # hear now, not after an epoch, that it cannot be written to
+    try:
+        if fcntl:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # closing the file would let go
+    except (BlockingIOError, PermissionError):
+        os.close(file)
+        return False
+    except OSError:  # some shared file systems know no locks
+        pass
+    return True
 
 
 # ---------------------------------------------------------------- what a run is made of
@@ -233,7 +256,11 @@ def make_sampler(settings, index, rows):
 
 def keep_trained_out(run):
     """Nobody whom the initial student was trained on is evaluated: after --init, or where the folder changed before --resume."""
-    run.trained = sorted({*run.trained, *(run.initial["trained"] if run.initial else ())})
+    before, now = set(run.initial["trained"] if run.initial else ()), set(run.trained)
+    new, gone = now - before, set() if run.settings.init else before - set(run.index.names)  # --init knows people of other folders
+    if run.settings.resume and (new or gone):
+        print(f"notice: the folder has changed: {len(new)} training identities are new, {len(gone)} are gone", flush=True)
+    run.trained = sorted(before | now)
     known = np.isin(run.index.names, run.trained)[run.index.identity[run.test_rows]]
     if known.any():
         print(f"notice: {int(known.sum())} pictures are not held out, since the initial student knows people of these names")
@@ -421,7 +448,7 @@ def signals_stop(run):
     """Ctrl-C and SIGTERM end the run after the step that it is in; a second one at once."""
     def stop(number, _):
         if run.stopped:
-            raise KeyboardInterrupt
+            sys.exit(128 + number)
         run.stopped = number
         if rank_and_count()[0] == 0:
             os.write(2, b"\nstopping after this step, to be resumed; once more: at once\n")
@@ -479,8 +506,6 @@ def save(run, name):
     if device.type == "cuda":
         random["cuda"] = torch.cuda.get_rng_state(device)
     random = from_all(random)
-    if rank_and_count()[0]:
-        return
     settings = {key: value for key, value in vars(run.settings).items() if key not in ("resume", "out")}
     content = {
         "kind": "student", "model": run.student.state_dict(), "settings": settings, "trained": run.trained,
@@ -492,7 +517,7 @@ def save(run, name):
             "optimiser": run.optimiser.state_dict(), "schedule": run.schedule.state_dict(), "scaler": run.scaler.state_dict(),
             "step": run.step, "batch": run.batch, "sums": run.sums, "counted": run.counted,
             "random_states": random}
-    save_checkpoint(os.path.join(run.settings.out, name), content)
+    on_first(save_checkpoint, os.path.join(run.settings.out, name), content)
 
 
 def resume(run):
@@ -517,6 +542,10 @@ def resume(run):
             file.writelines(lines)
         os.replace(f"{log}.tmp", log)
     print(f"resumed: after epoch {run.epoch} of {run.settings.epochs}" + (f" and {run.batch} steps" if run.batch else ""), flush=True)
+    if run.best is not None and not on_first(os.path.exists, os.path.join(run.settings.out, "best.pt")):
+        print("notice: best.pt is gone; the student at hand is the best one until a better one comes")
+        run.best = None
+        evaluate_and_keep_best(run)
 
 
 # ---------------------------------------------------------------- the run

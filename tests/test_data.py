@@ -586,16 +586,17 @@ def test_the_transparent_grey_of_a_16_bit_picture_is_white(tmp_path):
     assert np.asarray(load_picture(str(tmp_path / "a.png"))[0])[:, :, 0].tolist() == [[255, 117], [3, 255]]
 
 
+@pytest.mark.parametrize("send", [os.kill, os.killpg])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_the_toy_world_is_drawn_leaves_nothing_half_done(tmp_path, number):
+def test_a_signal_while_the_toy_world_is_drawn_leaves_nothing_half_done(tmp_path, number, send):
     script = [sys.executable, os.path.join(os.path.dirname(data.__file__), "data.py"), "--toy", str(tmp_path / "toy"), "--people", "3000"]
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would what it starts
-    with subprocess.Popen(script, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as drawing:
+    with subprocess.Popen(script, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as drawing:
         signal.signal(signal.SIGINT, before)
         assert drawing.stdout.readline().startswith("toy world: 150 of 3000")
-        drawing.send_signal(number)
+        send(drawing.pid, number)
         _, error = drawing.communicate()
-    assert drawing.returncode == 128 + number and not os.listdir(tmp_path) and "Traceback" not in error
+    assert drawing.returncode == 128 + number and not os.listdir(tmp_path) and error == ("interrupted\n" if number == signal.SIGINT else "")
 
 
 def test_a_face_is_the_same_from_a_reduced_decode_of_any_size(tmp_path):
@@ -608,3 +609,27 @@ def test_a_face_is_the_same_from_a_reduced_decode_of_any_size(tmp_path):
         write_landmarks(folder, {"A/a.jpg": points})
         faces.append(HeadDataset(scan_heads(str(folder)), head_size=0, face_size=112)[0][2].float())
     assert (faces[0] - faces[1]).abs().mean() < 1.5  # grey levels; 6 and more where the crop is shifted by half a pixel
+
+
+def test_a_report_that_cannot_be_written_is_heard_of_before_the_toy_world_is_drawn(tmp_path):
+    with pytest.raises(ValueError, match="there is no such folder to write it to"):
+        data.main(["--toy", str(tmp_path / "toy"), "--people", "4", "--json", str(tmp_path / "nowhere" / "report.json")])
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("raises", [lambda: np.empty(2 ** 60, np.uint8), lambda: torch.empty(2 ** 60, dtype=torch.uint8), torch.OutOfMemoryError("CUDA out of memory."),
+                                    RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), RuntimeError("another\nkind")])
+def test_out_of_memory_is_one_line_and_no_other_runtime_error_is(raises, monkeypatch, capsys):
+    def main():
+        if isinstance(raises, Exception):
+            raise raises
+        raises()
+
+    before = signal.getsignal(signal.SIGTERM)
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "reconfigure", lambda **_: None, raising=False)
+    with pytest.raises(RuntimeError if "another" in str(raises) else SystemExit) as ended:
+        data.command_line(main)
+    signal.signal(signal.SIGTERM, before)
+    error = capsys.readouterr().err
+    assert not error if "another" in str(raises) else ended.value.code == 2 and error.count("\n") == 1 and "out of memory: smaller batches" in error

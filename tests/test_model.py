@@ -225,18 +225,19 @@ def test_a_damaged_checkpoint_is_one_message_wherever_the_damage_is(tmp_path):
             read_checkpoint(str(path))
 
 
-def test_a_checkpoint_whose_writing_fails_leaves_the_old_one(tmp_path, monkeypatch):
+@pytest.mark.parametrize("error, told", [(KeyboardInterrupt, KeyboardInterrupt), (RuntimeError("file write failed"), OSError)])
+def test_a_checkpoint_whose_writing_fails_leaves_the_old_one_alone(tmp_path, monkeypatch, error, told):
     path = str(tmp_path / "a.pt")
     save_student(path, student())
 
     def half(content, file):
         open(file, "wb").write(b"half")
-        raise KeyboardInterrupt
+        raise error
 
     monkeypatch.setattr(torch, "save", half)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(told):
         save_checkpoint(path, {"kind": "student"})
-    assert read_checkpoint(path)["trained"] == []
+    assert read_checkpoint(path)["trained"] == [] and os.listdir(tmp_path) == ["a.pt"]
 
 
 def test_the_authors_checkpoint_loads_as_it_is_and_gives_the_embeddings_of_their_network(tmp_path, capsys):

@@ -3,6 +3,7 @@ import json
 import os
 import signal
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -157,6 +158,42 @@ def test_a_signal_to_all_processes_of_a_run_saves_it_and_its_workers_say_nothing
     assert run.returncode == 143 and "Traceback" not in error and torch.load(tmp_path / "run" / "last.pt", weights_only=True)["step"] >= 10
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_a_run_at_once_with_its_own_status(number):
+    run = types.SimpleNamespace(stopped=0)
+    with pytest.raises(SystemExit) as ended, train.signals_stop(run):
+        os.kill(os.getpid(), number)
+        assert run.stopped == number
+        os.kill(os.getpid(), number)
+    assert ended.value.code == 128 + number
+
+
+def test_no_two_runs_write_to_one_folder(learned, toy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    other = f"import sys, train; print(train.open_run(train.parse(['--data', {toy!r}])), flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", other], env={**os.environ, "PYTHONPATH": os.path.abspath(ROOT)}, stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, text=True) as holder:
+        first, second = os.path.join("runs", "toy-dual-cls"), os.path.join("runs", "toy-dual-cls-2")
+        assert holder.stdout.readline().strip() == first
+        shutil.copy(os.path.join(learned, "last.pt"), first)
+        for options in (["--data", toy, "--out", first], ["--resume", os.path.join(first, "last.pt")]):
+            with pytest.raises(ValueError, match="holds a run already" if "--out" in options else "another run is writing to it"):
+                train.main([*options, "--workers", "0"])
+        os.remove(os.path.join(first, "last.pt"))
+        with pytest.raises(ValueError, match="another run is writing to it"):
+            train.open_run(train.parse(["--data", toy, "--out", first]))
+        assert train.open_run(train.parse(["--data", toy])) == second
+        holder.kill()
+    assert train.open_run(train.parse(["--data", toy, "--out", first])) == first  # however the other ended
+
+
+def test_a_last_pt_without_its_best_pt_goes_on_with_the_student_at_hand(learned, tmp_path, capsys):
+    shutil.copy(os.path.join(learned, "last.pt"), tmp_path)
+    train.main(["--resume", str(tmp_path / "last.pt")])
+    assert "notice: best.pt is gone" in capsys.readouterr().out
+    assert all(torch.equal(tensor, weights(tmp_path / "best.pt")[name]) for name, tensor in weights(tmp_path / "last.pt").items())
+
+
 def test_a_run_never_lies_among_the_pictures(toy):
     with pytest.raises(ValueError, match="where it would become a person"):
         train.main(["--data", toy, "--out", os.path.join(toy, "runs", "a"), *SMALL])
@@ -240,14 +277,15 @@ def test_a_moved_run_is_evaluated_with_its_own_teacher_from_any_folder(learned, 
     assert rows[0] == rows[1]
 
 
-def test_a_resumed_run_never_evaluates_people_it_was_trained_on(toy, tmp_path):
+def test_a_resumed_run_never_evaluates_people_it_was_trained_on(toy, tmp_path, capsys):
     shutil.copytree(toy, tmp_path / "people")
     train.main(["--data", str(tmp_path / "people"), "--out", str(tmp_path / "run"), "--align-weight", "0", "--epochs", "1", "--steps", "1", *SMALL])
     trained = set(torch.load(tmp_path / "run" / "last.pt", weights_only=True)["trained"])
-    for name in set(os.listdir(tmp_path / "people")) - trained - {"landmarks.csv", "attributes.csv"}:
+    for name in set(os.listdir(tmp_path / "people")) - trained - {"landmarks.csv", "attributes.csv"} | {min(trained)}:
         shutil.rmtree(tmp_path / "people" / name)
     train.main(["--resume", str(tmp_path / "run" / "last.pt"), "--epochs", "2"])
     assert set(torch.load(tmp_path / "run" / "last.pt", weights_only=True)["trained"]) == trained and "head_vr" not in log(tmp_path / "run")[-1]
+    assert "notice: the folder has changed: 0 training identities are new, 1 are gone" in capsys.readouterr().out
 
 
 def test_a_folder_without_one_readable_picture_ends_the_run(tiny, tmp_path):
@@ -663,3 +701,14 @@ def test_torchrun_trains_alone_and_without_alignment_and_with_parameters_that_no
                           "--epochs", "1", "--steps", "2", "--out", str(tmp_path / "run"), *options, *SMALL], capture_output=True, text=True, timeout=240)
     assert run.returncode == 0, run.stderr
     assert len(log(tmp_path / "run")) == 1 and np.isfinite(log(tmp_path / "run")[0]["total"])
+
+
+def test_what_only_the_first_process_hears_of_ends_all_and_is_told_once(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": "2"}
+    command = [*SCRIPT, "--data", str(tmp_path / "nowhere"), "--out", str(tmp_path / "run"), *SMALL]
+    runs = [subprocess.Popen(command, env={**os.environ, **meet, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
+                             text=True) for rank in (0, 1)]
+    errors = [run.communicate(timeout=120)[1] for run in runs]
+    assert [run.returncode for run in runs] == [2, 2] and errors[0].count("\n") == 1 and "no such folder" in errors[0] and errors[1] == ""
