@@ -792,7 +792,7 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(f"{message} (see --help)")
 
 
-NO_MEMORY = ("can't allocate memory", "out of memory", "DataLoader worker")  # torch's words, of which the system ended the last
+NO_MEMORY = ("can't allocate memory", "out of memory", "DataLoader worker (pid")  # torch's words; the last was ended by the system
 
 
 def command_line(main):

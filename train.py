@@ -141,8 +141,8 @@ def open_run(settings):
     names = [settings.out]
     if settings.out is None:
         data = "toy" if settings.data is None else os.path.basename(os.path.abspath(settings.data))
-        name = os.path.join("runs", f"{data}-{settings.design}")
-        names = itertools.chain([name], (f"{name}-{i}" for i in itertools.count(2)))
+        first = os.path.join("runs", f"{data}-{settings.design}")
+        names = itertools.chain([first], (f"{first}-{i}" for i in itertools.count(2)))
         names = (name for name in names if not os.path.isdir(name) or set(os.listdir(name)) <= {LOCK})
     inputs = [os.path.realpath(path) for path in (settings.data, settings.faces) if path]
     for name in names:

@@ -173,7 +173,9 @@ def test_no_two_runs_write_to_one_folder(learned, toy, tmp_path, monkeypatch):
     other = f"import sys, train; print(train.open_run(train.parse(['--data', {toy!r}])), flush=True); sys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", other], env={**os.environ, "PYTHONPATH": os.path.abspath(ROOT)}, stdin=subprocess.PIPE,
                           stdout=subprocess.PIPE, text=True) as holder:
-        first, second = os.path.join("runs", "toy-dual-cls"), os.path.join("runs", "toy-dual-cls-2")
+        first, *more = (os.path.join("runs", f"toy-dual-cls{number}") for number in ("", "-2", "-3"))
+        os.makedirs(more[0])
+        open(os.path.join(more[0], "dear"), "wb").close()
         assert holder.stdout.readline().strip() == first
         shutil.copy(os.path.join(learned, "last.pt"), first)
         for options in (["--data", toy, "--out", first], ["--resume", os.path.join(first, "last.pt")]):
@@ -182,7 +184,7 @@ def test_no_two_runs_write_to_one_folder(learned, toy, tmp_path, monkeypatch):
         os.remove(os.path.join(first, "last.pt"))
         with pytest.raises(ValueError, match="another run is writing to it"):
             train.open_run(train.parse(["--data", toy, "--out", first]))
-        assert train.open_run(train.parse(["--data", toy])) == second
+        assert train.open_run(train.parse(["--data", toy])) == more[1]
         holder.kill()
     assert train.open_run(train.parse(["--data", toy, "--out", first])) == first  # however the other ended
 
