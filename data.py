@@ -26,6 +26,7 @@ import signal
 import struct
 import sys
 import tempfile
+import threading
 import unicodedata
 import zlib
 from dataclasses import dataclass
@@ -125,8 +126,17 @@ def far_outside(points, sizes):
 
 
 def processes():
-    """-> a pool of one process a core. Ctrl-C reaches them all; the main process says when they end."""
-    return multiprocessing.Pool(initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN))
+    """-> a pool of one process a core, which ends with the main process, however that ends."""
+    return multiprocessing.Pool(initializer=follow_the_main_process)
+
+
+def follow_the_main_process():
+    """What a process of a pool does first. A signal to the whole group of the main one must not reach it: it could end while it
+    holds a lock that the main process then waits for."""
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # from the main process only
+    threading.Thread(target=lambda: (multiprocessing.parent_process().join(), os._exit(1)), daemon=True).start()
 
 
 def upright_size(path):

@@ -633,3 +633,26 @@ def test_out_of_memory_is_one_line_and_no_other_runtime_error_is(raises, monkeyp
     signal.signal(signal.SIGTERM, before)
     error = capsys.readouterr().err
     assert not error if "another" in str(raises) else ended.value.code == 2 and error.count("\n") == 1 and "out of memory: smaller batches" in error
+
+
+@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)])
+def test_idle_processes_of_a_pool_end_with_the_main_process(number, status):
+    script = """
+import os, sys, time, data
+def main():
+    with data.processes() as pool:
+        print(*set(pool.map(pid, range(99), 1)), flush=True)
+        time.sleep(60)
+def pid(_):
+    time.sleep(0.01)
+    return os.getpid()
+data.command_line(main)
+"""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+                          env={**os.environ, "PYTHONPATH": os.path.dirname(data.__file__)}) as run:
+        signal.signal(signal.SIGINT, before)
+        workers = [int(pid) for pid in run.stdout.readline().split()]
+        os.killpg(run.pid, number)
+        assert run.wait(timeout=20) == status and len(workers) == os.cpu_count()  # the end of the pipes waits for the workers
+        assert run.stdout.read() == "" and run.stderr.read() == ("interrupted\n" if number == signal.SIGINT else "")
