@@ -9,6 +9,9 @@ the Softplus hierarchical loss on both of its embeddings.
     torchrun --nproc_per_node=4 train.py ...     # a process a GPU: one batch, shared among them
 
 A run writes runs/NAME/: teacher.pt, last.pt (to resume), best.pt (to use), log.jsonl, results.json, gallery*.png.
+
+The order of a run is that of main, the last function: read the settings, join the other processes, hold the run folder,
+prepare (data, teacher and its targets, student, batches), then train_epochs, and evaluate.report at the end.
 """
 import contextlib
 import itertools
@@ -224,10 +227,12 @@ def prepare(settings, device, dtype, initial, teacher, sizes):
     optimiser, schedule = make_optimiser(student, lr=lr, weight_decay=settings.weight_decay, steps=settings.epochs * len(sampler), warmup=200)
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
     run = SimpleNamespace(
-        settings=settings, machine=machine, index=index, test_rows=test_rows, initial=initial, trained=trained,
+        settings=settings, machine=machine, index=index, test_rows=test_rows, trained=trained,
+        initial=initial,  # checkpoint of --init or --resume, or None
         teacher=teacher and teacher.cpu(), teacher_path=teacher_path, targets=targets, has_target=has_target,
         label=torch.from_numpy(np.cumsum(~held_out) - 1),  # of a training identity: its number among them
-        student=student, network=student if processes == 1 else torch.nn.parallel.DistributedDataParallel(student),
+        student=student,  # the ViT itself; network: the same, and its gradients are averaged over the processes
+        network=student if processes == 1 else torch.nn.parallel.DistributedDataParallel(student),
         sampler=sampler, batches=batches, optimiser=optimiser, schedule=schedule, scaler=scaler,
         epoch=0, step=0, best=None, thresholds=None, unreadable=set(),
         batch=0, sums={}, counted=0, stopped=0)  # of the epoch that it is in: steps done, summed losses; the signal that stops it
@@ -387,8 +392,8 @@ def losses_of(run, batch):
         batch.head, batch.identity, batch.state, run.targets[batch.row], run.has_target[batch.row]))
     if len(head):
         heads, covered = cover_faces(augment(to_unit(head)), share=0.1)
-    else:  # not one of this process's pictures could be read, but the others wait for its rows
-        heads, covered = torch.zeros(0, 3, run.student.image_size, run.student.image_size, device=device), has_target
+    else:  # not one of this process's pictures could be read, but the others wait for its rows: none
+        heads, covered = torch.zeros(0, 3, run.student.image_size, run.student.image_size, device=device), has_target  # (0,) bool
     with autocast(device, run.machine["dtype"]):
         z_id, z_head = run.network(heads, gather)                              # (B, E) each, B of all processes from here on
         identity, state, z_t, has_target = map(gather, (identity, state, z_t, has_target & ~covered))
@@ -415,7 +420,7 @@ def train_epoch(run):
         run.step, run.batch = run.step + 1, run.batch + 1
         unreadable.update(batch.unreadable)
         if not highest(len(batch.row), run.machine["device"]):
-            continue
+            continue  # no process has a readable picture in this batch
         terms = losses_of(run, batch)
         lr = run.schedule.get_last_lr()[0]
         values = check_finite(terms, run.step, lr)
