@@ -227,8 +227,7 @@ def prepare(settings, device, dtype, initial, teacher, sizes):
     optimiser, schedule = make_optimiser(student, lr=lr, weight_decay=settings.weight_decay, steps=settings.epochs * len(sampler), warmup=200)
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
     run = SimpleNamespace(
-        settings=settings, machine=machine, index=index, test_rows=test_rows, trained=trained,
-        initial=initial,  # checkpoint of --init or --resume, or None
+        settings=settings, machine=machine, index=index, test_rows=test_rows, initial=initial, trained=trained,
         teacher=teacher and teacher.cpu(), teacher_path=teacher_path, targets=targets, has_target=has_target,
         label=torch.from_numpy(np.cumsum(~held_out) - 1),  # of a training identity: its number among them
         student=student,  # the ViT itself; network: the same, and its gradients are averaged over the processes
