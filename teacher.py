@@ -522,8 +522,9 @@ def main(argv=None):
     if init is not None:
         vit["embed_dim"] = init.embed_dim
     blocks = settings.decorrelate_blocks
-    if settings.decorrelate != "none" and blocks > vit["depth"]:
-        raise ValueError(f"--decorrelate-blocks must be at most the number of blocks, {vit['depth']}; got {blocks}")
+    if settings.decorrelate != "none" and (blocks > vit["depth"] or vit["heads"] < 2):
+        raise ValueError(f"--decorrelate needs at least 2 attention heads, and --decorrelate-blocks at most the number of blocks, "
+                         f"{vit['depth']}; got {vit['heads']} and {blocks}")
     os.makedirs(os.path.dirname(settings.out) or ".", exist_ok=True)
     check_outputs([settings.out], [])
     index = open_data(settings)

@@ -355,6 +355,7 @@ def test_a_teacher_goes_on_from_another_and_keeps_its_sizes(toy, tmp_path, capsy
     assert all(torch.allclose(tensor, b.state_dict()[name], atol=1e-4) for name, tensor in a.state_dict().items() if "weight" in name)
     for options, message in ((["--init", first, "--dim", "96"], "keeps the sizes"), (["--margin", "triplet", "--decorrelate", "hard"], "class centres"),
                              (["--decorrelate-blocks", "0"], "--decorrelate-blocks must"), ([*sizes, "--decorrelate", "hard", "--decorrelate-blocks", "3"], "at most the number of blocks, 2"),
+                             ([*sizes, "--heads", "1", "--decorrelate", "uniform"], "at least 2 attention heads"),
                              (["--margin", "arcface", "--out", first], "exists already")):
         with pytest.raises(ValueError, match=message):
             teacher.main([*common, "--out", str(tmp_path / "c.pt"), *options])
